@@ -1,0 +1,41 @@
+# One word each; CI runs the same words. `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup demo test check fmt bench clean
+help:
+	@echo "make demo   set up, run five forks against the simulator, show what was saved"
+	@echo "make test   set up, then every check: lint, types, tests"
+	@echo "make check  lint and types only"
+	@echo "make fmt    format the code"
+	@echo "make bench  measure what the README claims, beside the alternative"
+
+setup: $(STAMP)
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("nexofork needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[embedded,dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/nexofork demo
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy nexofork daemon/nexofork_daemon tests benchmarks
+
+test: check
+	$(BIN)/pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+fmt: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -1,0 +1,159 @@
+"""Everything that can go wrong, under one root.
+
+The branches say what the caller can do about it::
+
+    NexoforkError
+    ├── ForkRefused          fix the call; nothing was sent
+    │   ├── BadRequestBody       the parent's request bytes are not a usable Messages request
+    │   ├── BadReply             the assistant reply does not fit the claim made about it
+    │   ├── BadDirective         a directive that cannot be given to a child
+    │   ├── CacheBreak           an override would lose the shared prefix
+    │   ├── NothingCaptured      the captured client has not finished a request yet
+    │   ├── WorkspaceMismatch    the snapshot belongs to another workspace
+    │   ├── UnknownModelPrice    dollars were asked for and the model's price is not known
+    │   └── AlreadyAFork         a fork may not fork
+    ├── BadJson              bytes that are not JSON, before anybody knows whose they are
+    ├── ForkFailed           the run ended without success; read its result
+    └── ProviderError        the model call failed; `retryable` says whether it may be sent again
+
+An error keeps its facts as fields; its message is built from them and ends with what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyAFork",
+    "BadDirective",
+    "BadJson",
+    "BadReply",
+    "BadRequestBody",
+    "CacheBreak",
+    "ForkFailed",
+    "ForkRefused",
+    "NexoforkError",
+    "NothingCaptured",
+    "ProviderError",
+    "UnknownModelPrice",
+    "WorkspaceMismatch",
+]
+
+
+class NexoforkError(Exception):
+    """The root of every error this library raises on purpose."""
+
+
+class ForkRefused(NexoforkError):
+    """The fork was refused before anything was sent; fix the call and try again."""
+
+
+class BadRequestBody(ForkRefused):
+    """The bytes given as the parent's request are not a usable Messages request."""
+
+    def __init__(self, problem: str, *, fix: str, offset: int | None = None) -> None:
+        self.problem = problem
+        self.fix = fix
+        self.offset = offset
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"The parent's request body {problem}{where}. {fix}")
+
+
+class BadJson(NexoforkError):
+    """Bytes that are not the JSON they should be; callers that know whose bytes they are say so."""
+
+    def __init__(self, problem: str, *, offset: int) -> None:
+        self.problem = problem
+        self.offset = offset
+        super().__init__(f"The JSON {problem} at byte {offset}.")
+
+
+class BadReply(ForkRefused):
+    """The assistant reply given with a snapshot cannot be forked from."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"The parent's reply {problem}. {fix}")
+
+
+class BadDirective(ForkRefused):
+    """A directive that cannot be given to a child."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"The directive {problem}. {fix}")
+
+
+class CacheBreak(ForkRefused):
+    """An override would make the child's prefix differ from the parent's."""
+
+    def __init__(self, fields: tuple[str, ...], *, loses: str) -> None:
+        self.fields = fields
+        self.loses = loses
+        names = ", ".join(f"`{name}`" for name in fields)
+        super().__init__(
+            f"Overriding {names} would lose the parent's cached {loses}: every child would pay full price for it. "
+            "Drop the override, or pass allow_cache_break=True to accept the bill."
+        )
+
+
+class NothingCaptured(ForkRefused):
+    """A snapshot was asked for before the captured client had finished a Messages request."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The captured client has not completed a Messages request yet, so there is nothing to fork from. "
+            "Let the parent make one call first, or build the snapshot from its request."
+        )
+
+
+class WorkspaceMismatch(ForkRefused):
+    """The snapshot was recorded in another workspace than the one this provider bills to."""
+
+    def __init__(self, *, snapshot: str, provider: str) -> None:
+        self.snapshot = snapshot
+        self.provider = provider
+        super().__init__(
+            f"The snapshot was recorded in workspace {snapshot!r} but this provider's key belongs to {provider!r}; "
+            "prompt caches are not shared between workspaces. Use a key of the parent's workspace, "
+            "or pass allow_cache_break=True to pay full price."
+        )
+
+
+class UnknownModelPrice(ForkRefused):
+    """Dollars were asked for and the model's price is not known."""
+
+    def __init__(self, model: str, *, known: tuple[str, ...]) -> None:
+        self.model = model
+        self.known = known
+        super().__init__(
+            f"The price of {model!r} is not known, so nothing can be said in dollars. "
+            f"Count tokens instead, or use one of: {', '.join(known)}."
+        )
+
+
+class AlreadyAFork(ForkRefused):
+    """A fork tried to fork."""
+
+    def __init__(self, *, guard: str) -> None:
+        self.guard = guard
+        super().__init__(
+            f"This agent is already a fork (recognised by {guard}) and may not fork again. "
+            "Do the work with the tools at hand and report."
+        )
+
+
+class ForkFailed(NexoforkError):
+    """The run ended without success; the result holds status, text and usage so far."""
+
+
+class ProviderError(NexoforkError):
+    """A model call failed; see the subclasses in ``providers`` for what happened."""
+
+    def __init__(self, message: str, *, retryable: bool, status: int | None = None, request_id: str | None = None):
+        self.retryable = retryable
+        """Whether sending the same bytes again may succeed."""
+        self.status = status
+        """The HTTP status, where there was a response."""
+        self.request_id = request_id
+        super().__init__(message)
