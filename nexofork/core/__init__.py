@@ -1,0 +1,1 @@
+"""Pure bytes and values: no I/O, no asyncio, no clock."""

@@ -1,0 +1,240 @@
+"""A child's request: the parent's bytes, the shared tail, the directive, and the child's own turns behind it.
+
+`ForkBase` is what all siblings of one parent turn share, up to and including the boilerplate; `ChildPrompt` is one
+child's conversation on top of it. Everything that differs between siblings stands behind the last shared block.
+
+Invariant: a later body of the same child extends the messages of the earlier one; nothing that was sent is rewritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from nexofork.core.boilerplate import BOILERPLATE, check_directive, text_block
+from nexofork.core.layout import removal_spans
+from nexofork.core.markers import MarkerPlan, plan_markers
+from nexofork.core.pairs import open_calls, placeholder
+from nexofork.core.splice import Edit, drop, marker, set_member, splice
+from nexofork.errors import BadReply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nexofork.core.layout import Block
+    from nexofork.core.reply import Reply
+    from nexofork.core.rope import Rope
+    from nexofork.core.snapshot import CacheSafeParams
+
+__all__ = ["ChildPrompt", "ForkBase", "ToolAnswer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswer:
+    """The result of one tool call as it goes back to the model."""
+
+    call_id: str
+    content: str | list[dict[str, Any]]
+    is_error: bool = False
+
+    def to_wire(self) -> bytes:
+        """Return the ``tool_result`` block."""
+        block: dict[str, Any] = {"type": "tool_result", "tool_use_id": self.call_id, "content": self.content}
+        if self.is_error:
+            block["is_error"] = True
+        # A lone surrogate from a tool's output cannot be UTF-8; an escape keeps it readable and the body valid.
+        return json.dumps(block, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TailBlock:
+    wire: bytes
+    takes_marker: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TailMessage:
+    role: str
+    blocks: tuple[_TailBlock, ...]
+
+
+class ForkBase:
+    """What the children of one parent turn have in common."""
+
+    def __init__(
+        self, snapshot: CacheSafeParams, *, boilerplate: bool = True, overrides: Mapping[str, Any] | None = None
+    ) -> None:
+        """Prepare a fan-out from a snapshot.
+
+        Args:
+            snapshot: The parent's request and the reply to it.
+            boilerplate: Whether children are told that they are forks; a sidecar with its own prompt leaves it out.
+            overrides: Top-level fields to replace; whoever passes any has accepted that the cache is lost.
+
+        Raises:
+            BadReply: The reply cannot be continued: it is empty, was cut off inside a tool call, or the body already
+                ends with an assistant message.
+        """
+        self.snapshot = snapshot
+        self._overrides = dict(overrides or {})
+        messages, user_blocks = _shared_tail(snapshot, boilerplate=boilerplate)
+        self.assistant = messages
+        self.user_blocks = user_blocks
+
+    @cached_property
+    def shared_end(self) -> int | None:
+        """Cache position of the last shared block of the tail that takes a marker."""
+        shared = [block for message in self.assistant for block in message.blocks] + list(self.user_blocks)
+        count = len(self.snapshot.layout.blocks)
+        for index in range(len(shared) - 1, -1, -1):
+            if shared[index].takes_marker:
+                return count + index
+        return None
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the shared prefix: equal for siblings on every host, different whenever a cache would miss."""
+        digest = hashlib.sha256(json.dumps(self.snapshot.dimensions, sort_keys=True).encode())
+        for message in self.assistant:
+            digest.update(_render(message, {}, 0))
+        for block in self.user_blocks:
+            digest.update(block.wire)
+        digest.update(json.dumps(self._overrides, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def fixed_edits(self) -> tuple[Edit, ...]:
+        """The edits every child needs: streaming on, automatic caching spelt out as markers, overrides in place."""
+        layout = self.snapshot.layout
+        edits = [] if "stream" in self._overrides else set_member(layout, "stream", b"true")
+        if layout.automatic_ttl is not None:
+            edits += drop(removal_spans(layout.members, ("cache_control",)))
+        for key, value in self._overrides.items():
+            edits += set_member(layout, key, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+        return tuple(edits)
+
+    def child(self, directive: str, notes: Iterable[str] = ()) -> ChildPrompt:
+        """Start a child.
+
+        Args:
+            directive: What this child shall do.
+            notes: Further text for this child alone (a worktree notice, a reminder); goes behind the directive.
+
+        Raises:
+            BadDirective: The directive is empty, or would pass for the runtime's own words.
+        """
+        check_directive(directive)
+        return ChildPrompt(self, (directive, *notes))
+
+
+class ChildPrompt:
+    """One child's conversation; grows by one assistant and one user message per turn."""
+
+    def __init__(self, base: ForkBase, texts: Sequence[str]) -> None:
+        self._base = base
+        own = tuple(_TailBlock(wire=text_block(text), takes_marker=bool(text.strip())) for text in texts)
+        self._tail = [*base.assistant, _TailMessage(role="user", blocks=(*base.user_blocks, *own))]
+        self._own_write: int | None = None
+        self.turns = 0
+        """How many replies were added."""
+
+    def extend(self, reply: Reply, answers: Sequence[ToolAnswer] = (), texts: Iterable[str] = ()) -> None:
+        """Add the model's reply and what answers it; without answers or texts the reply alone (a paused turn)."""
+        count = len(self._base.snapshot.layout.blocks)
+        self._own_write = max((position for position in self.plan.markers if position >= count), default=None)
+        self._tail.append(_assistant(reply))
+        user = [_TailBlock(wire=answer.to_wire()) for answer in answers]
+        user += [_TailBlock(wire=text_block(text)) for text in texts]
+        if user:
+            self._tail.append(_TailMessage(role="user", blocks=tuple(user)))
+        self.turns += 1
+
+    @property
+    def plan(self) -> MarkerPlan:
+        """Where the markers of the next request go."""
+        return plan_markers(
+            self._base.snapshot.markings,
+            tail=[block.takes_marker for message in self._tail for block in message.blocks],
+            shared_end=self._base.shared_end,
+            own_write=self._own_write,
+            growing=self.turns > 0,
+        )
+
+    def body(self) -> Rope:
+        """Return the request body for the next call, sharing the parent's bytes."""
+        snapshot = self._base.snapshot
+        parent, plan = snapshot.markings, self.plan
+        edits = list(self._base.fixed_edits)
+        for position in (*parent.held, *(extra for extra in plan.markers if extra not in parent.held)):
+            if position < len(parent.blocks):
+                edits += _marker_edits(parent.blocks[position], plan.markers.get(position))
+        cut = snapshot.layout.cut
+        edits.append(Edit(cut, cut, self._tail_bytes(plan, len(parent.blocks))))
+        return splice(snapshot.body, edits)
+
+    def _tail_bytes(self, plan: MarkerPlan, position: int) -> bytes:
+        pieces: list[bytes] = []
+        for message in self._tail:
+            pieces.append(_render(message, plan.markers, position))
+            position += len(message.blocks)
+        return b"," + b",".join(pieces)
+
+
+def _marker_edits(block: Block, ttl: str | None) -> list[Edit]:
+    """Return what gives a block of the parent's exactly this marker, or none."""
+    if ttl is not None and block.ttl is not None and len(block.markers) == 1:
+        return []
+    edits = drop(block.markers)
+    if ttl is not None:
+        assert block.insert_at is not None, "planned a marker where none can go"
+        edits.append(Edit(block.insert_at, block.insert_at, marker(ttl)))
+    return edits
+
+
+def _shared_tail(
+    snapshot: CacheSafeParams, *, boilerplate: bool
+) -> tuple[tuple[_TailMessage, ...], tuple[_TailBlock, ...]]:
+    calls = open_calls(snapshot.layout)
+    messages: tuple[_TailMessage, ...] = ()
+    if snapshot.reply is not None:
+        messages = (_continuable(snapshot, snapshot.reply),)
+        calls = tuple(call.id for call in snapshot.reply.tool_uses)
+    blocks = [_TailBlock(wire=placeholder(call_id)) for call_id in calls]
+    if boilerplate:
+        blocks.append(_TailBlock(wire=text_block(BOILERPLATE)))
+    return messages, tuple(blocks)
+
+
+def _continuable(snapshot: CacheSafeParams, reply: Reply) -> _TailMessage:
+    if snapshot.layout.messages[-1].role == "assistant":
+        raise BadReply(
+            "was given for a body that already ends with an assistant message",
+            fix="Pass the request as it was sent, with the reply beside it, or leave the reply out.",
+        )
+    if not reply.blocks:
+        raise BadReply("is empty", fix="Leave the reply out to fork from the request alone.")
+    if reply.truncated_tool_use is not None:
+        raise BadReply(
+            f"was cut off inside the tool call {reply.truncated_tool_use.name!r}",
+            fix="Fork from a complete reply, or leave the reply out to fork from the request alone.",
+        )
+    return _assistant(reply)
+
+
+def _assistant(reply: Reply) -> _TailMessage:
+    blocks = tuple(
+        _TailBlock(wire=block.wire, takes_marker=block.kind not in ("thinking", "redacted_thinking"))
+        for block in reply.blocks
+    )
+    return _TailMessage(role="assistant", blocks=blocks)
+
+
+def _render(message: _TailMessage, markers: Mapping[int, str], position: int) -> bytes:
+    rendered = []
+    for offset, block in enumerate(message.blocks):
+        ttl = markers.get(position + offset)
+        rendered.append(block.wire if ttl is None else block.wire[:-1] + marker(ttl) + b"}")
+    return b'{"role":"' + message.role.encode() + b'","content":[' + b",".join(rendered) + b"]}"

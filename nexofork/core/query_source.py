@@ -1,0 +1,55 @@
+"""Who makes a query: the main loop, a fork, or a sidecar.
+
+The source is set when an agent is started and no compaction of its messages can take it away, which makes it the first
+guard against forks of forks; the boilerplate in its own place is the second.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from nexofork.core.boilerplate import BOILERPLATE
+from nexofork.errors import AlreadyAFork
+
+if TYPE_CHECKING:
+    from nexofork.core.snapshot import CacheSafeParams
+
+__all__ = ["QuerySource", "refuse_if_fork", "writes_snapshot"]
+
+
+class QuerySource(StrEnum):
+    """The sources the runtime knows; any other string is a caller's own."""
+
+    MAIN_LOOP = "repl_main_thread"
+    SDK = "sdk"
+    FORK = "agent:builtin:fork"
+    AUTO_DREAM = "auto_dream"
+    AWAY_DIGEST = "away_digest"
+    SESSION_MEMORY = "session_memory"
+    SPECULATION = "speculation"
+    EVAL = "eval"
+
+
+def writes_snapshot(query_source: str) -> bool:
+    """Whether a turn of this source is the parent's own: only the main loop and the SDK's caller are."""
+    return query_source in (QuerySource.MAIN_LOOP, QuerySource.SDK)
+
+
+def refuse_if_fork(query_source: str, snapshot: CacheSafeParams) -> None:
+    """Refuse to fork a fork.
+
+    Raises:
+        AlreadyAFork: The source says so, or the boilerplate stands where only the runtime puts it: a text block of its
+            own in a user message, whole and alone. Text that merely mentions the tag, in a file or a question, does
+            not count.
+    """
+    if query_source == QuerySource.FORK:
+        raise AlreadyAFork(guard=f"its query source {query_source!r}")
+    for index, message in enumerate(snapshot.fork_context_messages):
+        content = message.get("content")
+        if message.get("role") != "user" or not isinstance(content, list):
+            continue
+        for block in content:
+            if isinstance(block, dict) and block.get("type") == "text" and block.get("text") == BOILERPLATE:
+                raise AlreadyAFork(guard=f"the fork boilerplate in messages.{index}")

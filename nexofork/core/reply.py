@@ -1,0 +1,161 @@
+"""An assistant message as the bytes it came in.
+
+Echoing a parsed reply back reorders its keys, and a thinking block is bound to its exact bytes, so a reply is kept as
+wire bytes, block by block; the parsed view beside them is for looking only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from nexofork.core.spans import end_of_value, items_of, members_of, readable, skip_space
+from nexofork.core.usage import Usage
+from nexofork.errors import BadJson, BadReply
+
+__all__ = ["CutToolUse", "Reply", "ReplyBlock", "ToolUse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """A tool call the model made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutToolUse:
+    """A tool call whose input ended before it was a JSON object; it cannot be run and must not be sent again."""
+
+    id: str
+    name: str
+    partial_input: str
+    """The input as far as it came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyBlock:
+    """One content block of a reply."""
+
+    wire: bytes
+    """The block's JSON as received or assembled; this is what is sent again."""
+    value: dict[str, Any] = field(repr=False)
+    """The same, parsed for looking."""
+
+    @property
+    def kind(self) -> str:
+        """The block's ``type``."""
+        kind = self.value.get("type")
+        return kind if isinstance(kind, str) else ""
+
+    @classmethod
+    def from_wire(cls, wire: bytes) -> ReplyBlock:
+        """Read one block.
+
+        Raises:
+            BadReply: The bytes are not a JSON object with a ``type``.
+        """
+        try:
+            value = json.loads(wire)
+        except ValueError as exc:
+            raise BadReply("has a content block that is not JSON", fix=_PASS_WHOLE) from exc
+        if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+            raise BadReply("has a content block without a `type`", fix=_PASS_WHOLE)
+        return cls(wire=wire, value=value)
+
+
+_PASS_WHOLE = "Pass the API's response, or its `content` array, as it was received."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A complete assistant message."""
+
+    blocks: tuple[ReplyBlock, ...]
+    stop_reason: str | None = None
+    message_id: str | None = None
+    model: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    truncated_tool_use: CutToolUse | None = None
+    """The tool call that was cut off, usually by ``max_tokens``; it is not among the blocks."""
+
+    @property
+    def content(self) -> bytes:
+        """The content array to send again."""
+        return b"[" + b",".join(block.wire for block in self.blocks) + b"]"
+
+    @property
+    def text(self) -> str:
+        """The text blocks, joined."""
+        return "".join(str(block.value.get("text", "")) for block in self.blocks if block.kind == "text")
+
+    @property
+    def tool_uses(self) -> tuple[ToolUse, ...]:
+        """The client tool calls, in order.
+
+        Raises:
+            BadReply: A ``tool_use`` lacks its id, name or input.
+        """
+        return tuple(_tool_use(block.value) for block in self.blocks if block.kind == "tool_use")
+
+    @classmethod
+    def from_response(cls, response: bytes | str | dict[str, Any] | list[Any]) -> Reply:
+        """Read an API response or a bare content array; bytes keep their exact form.
+
+        Raises:
+            BadReply: It is neither, or a block is malformed.
+        """
+        if isinstance(response, (dict, list)):
+            response = json.dumps(response, ensure_ascii=False, separators=(",", ":"))
+        wire = response.encode() if isinstance(response, str) else response
+        try:
+            return cls._from_wire(wire)
+        except BadJson as exc:
+            raise BadReply(f"{exc.problem} at byte {exc.offset}", fix=_PASS_WHOLE) from exc
+
+    @classmethod
+    def _from_wire(cls, wire: bytes) -> Reply:
+        text = readable(wire)
+        start = skip_space(text, 0)
+        end = end_of_value(text, start)
+        if skip_space(text, end) != len(text):
+            raise BadReply(f"has something behind its JSON at byte {end}", fix=_PASS_WHOLE)
+        if text[start] == "[":
+            return cls(blocks=_blocks(wire, text, start))
+        if text[start] != "{":
+            raise BadReply("is neither an API response nor a content array", fix=_PASS_WHOLE)
+        spans = {member.key: member.value for member in members_of(text, start)}
+        content = spans.get("content")
+        if content is None or text[content.start] != "[":
+            raise BadReply("has no `content` array", fix=_PASS_WHOLE)
+        meta = {key: json.loads(wire[span.start : span.end]) for key, span in spans.items() if key in _META}
+        if meta.get("role", "assistant") != "assistant":
+            raise BadReply(f"has the role {meta['role']!r}", fix="Pass the assistant's message.")
+        return cls(
+            blocks=_blocks(wire, text, content.start),
+            stop_reason=_text_or_none(meta.get("stop_reason")),
+            message_id=_text_or_none(meta.get("id")),
+            model=_text_or_none(meta.get("model")),
+            usage=Usage.from_wire(meta["usage"]) if isinstance(meta.get("usage"), dict) else Usage(),
+        )
+
+
+_META = frozenset({"id", "model", "role", "stop_reason", "usage"})
+
+
+def _blocks(wire: bytes, text: str, start: int) -> tuple[ReplyBlock, ...]:
+    return tuple(ReplyBlock.from_wire(wire[span.start : span.end]) for span in items_of(text, start))
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _tool_use(value: dict[str, Any]) -> ToolUse:
+    match value:
+        case {"id": str(id_), "name": str(name), "input": dict(input_)} if id_:
+            return ToolUse(id=id_, name=name, input=input_)
+    raise BadReply("has a tool_use without id, name or input object", fix=_PASS_WHOLE)

@@ -1,0 +1,236 @@
+"""The parent's last request, as the bytes it was sent in.
+
+Everything a child needs to begin with the same prefix: the body, the headers the cache depends on, the reply to it,
+and where and when it was billed. A snapshot is immutable and shared: a thousand children hold one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from nexofork.core.cache_key import cache_dimensions, cache_key_hash
+from nexofork.core.layout import Layout, scan_request
+from nexofork.core.markers import Marked, Markings, read_markings
+from nexofork.core.pairs import answer_dangling
+from nexofork.core.query_source import writes_snapshot
+from nexofork.core.replacement import ContentReplacementState
+from nexofork.errors import BadRequestBody
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nexofork.core.reply import Reply
+
+__all__ = ["CACHE_HEADERS", "CacheSafeParams", "CacheSafeSlot"]
+
+CACHE_HEADERS = ("anthropic-version", "anthropic-beta")
+"""The request headers that take part in what is cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSafeParams:
+    """A snapshot of one parent request."""
+
+    body: bytes = field(repr=False)
+    """The request body, byte for byte."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """The cache-relevant headers, names in lower case."""
+    query: tuple[tuple[str, str], ...] = ()
+    """The query string (``beta=true``)."""
+    reply: Reply | None = field(default=None, repr=False)
+    """What the model answered; None where it is unknown or the body already ends with it."""
+    workspace_id: str | None = None
+    organization_id: str | None = None
+    sent_at: float | None = None
+    """Unix time the request was sent at; the TTL of its entries runs from there."""
+    exact: bool = True
+    """Whether the body is what was sent. False: recomputed, so the cache may not know it."""
+    answered: tuple[str, ...] = ()
+    """Tool calls in mid-history that had no result and were given the placeholder."""
+    replacements: ContentReplacementState = field(default_factory=ContentReplacementState, repr=False)
+
+    def __post_init__(self) -> None:
+        # Scanning here means that a body that cannot be forked is refused where it is handed in.
+        _ = self.layout
+
+    @classmethod
+    def from_parent_request(
+        cls,
+        request: bytes | Mapping[str, Any],
+        *,
+        reply: Reply | None = None,
+        headers: Mapping[str, str] | None = None,
+        workspace_id: str | None = None,
+        sent_at: float | None = None,
+        replacements: ContentReplacementState | None = None,
+    ) -> CacheSafeParams:
+        """Take a request that was not recorded at the transport.
+
+        Bytes are taken as what was sent. A mapping (the arguments of ``messages.create``) is serialised the way the SDK
+        does it and the snapshot is flagged inexact. Unanswered tool calls in mid-history are answered, never dropped.
+
+        Raises:
+            BadRequestBody: It is not a Messages request.
+        """
+        exact = isinstance(request, bytes)
+        body, answered = answer_dangling(request if isinstance(request, bytes) else _serialise(request))
+        return cls(
+            body=body,
+            headers=_cache_headers(headers or {}),
+            reply=reply,
+            workspace_id=workspace_id,
+            sent_at=sent_at,
+            exact=exact and not answered,
+            answered=answered,
+            replacements=replacements or ContentReplacementState(),
+        )
+
+    @classmethod
+    def captured(
+        cls,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        query: tuple[tuple[str, str], ...] = (),
+        reply: Reply | None,
+        workspace_id: str | None,
+        organization_id: str | None,
+        sent_at: float | None,
+    ) -> CacheSafeParams:
+        """Take what was seen at the transport."""
+        return cls(
+            body=body,
+            headers=_cache_headers(headers),
+            query=query,
+            reply=reply,
+            workspace_id=workspace_id,
+            organization_id=organization_id,
+            sent_at=sent_at,
+        )
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The map of the body, made once."""
+        return scan_request(self.body)
+
+    @cached_property
+    def markings(self) -> Markings:
+        """What the request marked, read once."""
+        return read_markings(self.layout)
+
+    @property
+    def write(self) -> Marked | None:
+        """The newest cache entry the request wrote, if it marked anything."""
+        return self.markings.write
+
+    @cached_property
+    def dimensions(self) -> dict[str, str]:
+        """A digest for each thing the cache depends on."""
+        return cache_dimensions(
+            self.body,
+            self.layout,
+            headers=dict(self.headers),
+            ttl=self.write.ttl if self.write else None,
+            workspace_id=self.workspace_id,
+        )
+
+    @property
+    def cache_key_hash(self) -> int:
+        """One stable 64-bit hash over all dimensions, the same on every host."""
+        return cache_key_hash(self.dimensions)
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.layout.model
+
+    @property
+    def max_tokens(self) -> int:
+        """The output limit."""
+        limit: int = self.field("max_tokens")
+        return limit
+
+    @property
+    def system_prompt(self) -> str:
+        """The system prompt's text, for looking."""
+        system = self.field("system")
+        if isinstance(system, list):
+            return "\n".join(str(block.get("text", "")) for block in system if isinstance(block, dict))
+        return system or ""
+
+    @property
+    def system_blocks(self) -> list[dict[str, Any]]:
+        """The system prompt's blocks, for looking; empty where it is a string."""
+        system = self.field("system")
+        return system if isinstance(system, list) else []
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The tool definitions, for looking."""
+        return self.field("tools") or []
+
+    @property
+    def fork_context_messages(self) -> list[dict[str, Any]]:
+        """The messages, for looking."""
+        messages: list[dict[str, Any]] = self.field("messages")
+        return messages
+
+    def field(self, key: str) -> Any:
+        """Return a top-level field parsed, or None where it is missing."""
+        member = self.layout.member(key)
+        return None if member is None else json.loads(self.body[member.value.start : member.value.end])
+
+
+class CacheSafeSlot:
+    """Holds the newest snapshot of one session; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._params: CacheSafeParams | None = None
+
+    def save(self, params: CacheSafeParams, query_source: str) -> bool:
+        """Keep the snapshot if it is the parent's own; a fork's or sidecar's turn changes nothing.
+
+        Returns:
+            Whether it was kept.
+        """
+        if not writes_snapshot(query_source):
+            return False
+        with self._lock:
+            self._params = params
+        return True
+
+    def get(self) -> CacheSafeParams | None:
+        """Return the newest snapshot; it is immutable, so the caller's copy cannot change under it."""
+        with self._lock:
+            return self._params
+
+    def clear(self) -> None:
+        """Forget the snapshot."""
+        with self._lock:
+            self._params = None
+
+
+def _cache_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    lower = {name.lower(): value for name, value in headers.items()}
+    return tuple((name, lower[name]) for name in CACHE_HEADERS if name in lower)
+
+
+def _serialise(request: Mapping[str, Any]) -> bytes:
+    def plain(value: object) -> Any:
+        dump = getattr(value, "model_dump", None)
+        if callable(dump):  # a block of an SDK response, echoed back as the SDK would
+            return dump(mode="json", exclude_unset=True)
+        raise TypeError(f"holds a {type(value).__name__}, which is not JSON")
+
+    try:
+        text = json.dumps(request, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=plain)
+        return text.encode()
+    except (TypeError, ValueError) as exc:
+        raise BadRequestBody(
+            f"cannot be serialised: {exc}", fix="Pass the arguments of messages.create, or the bytes that were sent."
+        ) from exc

@@ -1,0 +1,87 @@
+"""What one model call, or several, was billed for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Usage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts as the provider bills them; the four input counts never overlap."""
+
+    input_tokens: int = 0
+    """Fresh input behind the last breakpoint; includes neither reads nor writes."""
+    cache_read_tokens: int = 0
+    """Input served from the cache."""
+    cache_write_5m_tokens: int = 0
+    """Input written to the cache with the five-minute TTL."""
+    cache_write_1h_tokens: int = 0
+    """Input written to the cache with the one-hour TTL."""
+    output_tokens: int = 0
+
+    @property
+    def cache_write_tokens(self) -> int:
+        """Input written to the cache, whatever its TTL."""
+        return self.cache_write_5m_tokens + self.cache_write_1h_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The whole prompt: fresh, read and written."""
+        return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
+
+    @property
+    def hit_ratio(self) -> float:
+        """The share of the prompt that was read from the cache; 0 for an empty prompt."""
+        return self.cache_read_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
+            cache_write_5m_tokens=self.cache_write_5m_tokens + other.cache_write_5m_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens + other.cache_write_1h_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+        )
+
+    @classmethod
+    def from_wire(cls, usage: Mapping[str, Any], *, base: Usage | None = None) -> Usage:
+        """Read the API's ``usage`` object; what it leaves out is taken from `base`.
+
+        ``message_delta`` repeats only some of the counts of ``message_start``, and a server that does not split writes
+        by TTL means the five-minute default.
+        """
+        start = base or cls()
+
+        def count(key: str, default: int, source: Mapping[str, Any] = usage) -> int:
+            value = source.get(key)
+            return value if isinstance(value, int) else default
+
+        split = usage.get("cache_creation")
+        if isinstance(split, dict):
+            write_5m = count("ephemeral_5m_input_tokens", 0, split)
+            write_1h = count("ephemeral_1h_input_tokens", 0, split)
+        else:
+            write_1h = start.cache_write_1h_tokens
+            write_5m = count("cache_creation_input_tokens", start.cache_write_tokens) - write_1h
+        return cls(
+            input_tokens=count("input_tokens", start.input_tokens),
+            cache_read_tokens=count("cache_read_input_tokens", start.cache_read_tokens),
+            cache_write_5m_tokens=write_5m,
+            cache_write_1h_tokens=write_1h,
+            output_tokens=count("output_tokens", start.output_tokens),
+        )
+
+    def to_wire(self) -> dict[str, int]:
+        """Return the counts under the API's names."""
+        return {
+            "input_tokens": self.input_tokens,
+            "cache_read_input_tokens": self.cache_read_tokens,
+            "cache_creation_input_tokens": self.cache_write_tokens,
+            "output_tokens": self.output_tokens,
+        }
