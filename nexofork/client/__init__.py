@@ -1,0 +1,1 @@
+"""The parent's side: starting forks and holding on to them."""

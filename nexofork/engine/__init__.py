@@ -1,0 +1,1 @@
+"""One fork, start to report. Knows nothing of NATS; provider, tools and filters are arguments."""

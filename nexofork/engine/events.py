@@ -1,0 +1,130 @@
+"""What happens in a run, as it happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from nexofork.core.usage import Usage
+    from nexofork.engine.cache_check import CacheCheck
+    from nexofork.engine.dispatch import ToolCall, ToolOutcome
+    from nexofork.engine.result import ForkResult
+
+__all__ = [
+    "CacheBreakDetected",
+    "CallBegan",
+    "CallFailedOnce",
+    "ForkEnded",
+    "ForkEvent",
+    "ForkStarted",
+    "TextStreamed",
+    "ToolFinished",
+    "ToolStarted",
+    "TurnFinished",
+    "WaitedForLeader",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkStarted:
+    """The run began; nothing was sent yet."""
+
+    run_id: str
+    label: str
+    directive: str
+    cache_key_hash: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitedForLeader:
+    """The first call waited until a sibling's response began, to read what it wrote instead of writing it again."""
+
+    run_id: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBegan:
+    """The response to a model call began; its input is billed from here on."""
+
+    run_id: str
+    turn: int
+    message_id: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFailedOnce:
+    """An attempt failed and is repeated; text streamed by it no longer counts."""
+
+    run_id: str
+    turn: int
+    error: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBreakDetected:
+    """The first call read less than half of its prompt from the cache."""
+
+    run_id: str
+    check: CacheCheck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextStreamed:
+    """A piece of text, for whoever watches; not kept."""
+
+    run_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFinished:
+    """A reply is complete."""
+
+    run_id: str
+    turn: int
+    text: str
+    stop_reason: str | None
+    tool_names: tuple[str, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolStarted:
+    """A tool is about to run."""
+
+    run_id: str
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFinished:
+    """A tool answered."""
+
+    run_id: str
+    call: ToolCall
+    outcome: ToolOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkEnded:
+    """The run is over; always the last event, exactly once."""
+
+    result: ForkResult
+
+
+ForkEvent: TypeAlias = (
+    ForkStarted
+    | WaitedForLeader
+    | CallBegan
+    | CallFailedOnce
+    | CacheBreakDetected
+    | TextStreamed
+    | TurnFinished
+    | ToolStarted
+    | ToolFinished
+    | ForkEnded
+)

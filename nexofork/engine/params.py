@@ -1,0 +1,171 @@
+"""What a caller says to start a fork, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from nexofork.core.boilerplate import check_directive, reminder
+from nexofork.core.prompt import ChildPrompt, ForkBase
+from nexofork.core.query_source import QuerySource, refuse_if_fork
+from nexofork.engine.dispatch import NoTools
+from nexofork.engine.filters import AllowAllFilter
+from nexofork.errors import BadReply, CacheBreak, ForkRefused, WorkspaceMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nexofork.core.snapshot import CacheSafeParams
+    from nexofork.engine.abort import AbortToken
+    from nexofork.engine.dispatch import ToolDispatcher
+    from nexofork.engine.events import ForkEvent
+    from nexofork.engine.filters import ToolFilter
+    from nexofork.providers.provider import Provider
+
+__all__ = ["DelegateMode", "ForkOverrides", "ForkParams", "ParentContext", "prepare"]
+
+# What a changed field loses, by the provider's invalidation levels.
+_LOSES = {
+    "model": "tools, system prompt and messages",
+    "tools": "tools, system prompt and messages",
+    "system": "system prompt and messages",
+    "speed": "system prompt and messages",
+    "thinking": "messages",
+    "output_config": "messages",
+    "tool_choice": "messages",
+    "messages": "messages",
+    "cache_control": "breakpoints",
+}
+
+
+class DelegateMode(StrEnum):
+    """Whether the caller waits."""
+
+    SYNC = "sync"
+    FORK_AND_FORGET = "fork_and_forget"
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing: what a fork's context does with a change to the parent's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentContext:
+    """Who forks."""
+
+    agent_id: str = "main"
+    query_source: str = QuerySource.SDK
+    file_state: Mapping[str, str] = field(default_factory=dict)
+    """Path to SHA-256 of what the agent last saw of a file."""
+    set_app_state: Callable[..., None] = _nothing
+    """Changes the parent's own state; does nothing when called through a fork's context."""
+
+    def for_child(self, agent_id: str | None, query_source: str) -> ParentContext:
+        """Return a fork's context: its own copy of the file state, and no way to change the parent."""
+        return ParentContext(
+            agent_id=agent_id or self.agent_id, query_source=query_source, file_state=dict(self.file_state)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOverrides:
+    """What a fork may have of its own."""
+
+    agent_id: str | None = None
+    critical_system_reminder: str | None = None
+    """Shown to the child behind the directive and again with every tool result: never before anything shared."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Top-level request fields to replace. Any of them gives up the parent's cache, so it is refused unless allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkParams:
+    """Everything about one fork."""
+
+    cache_safe: CacheSafeParams
+    """The parent's request, and the reply to it."""
+    llm: Provider
+    prompt_messages: Sequence[str] | str
+    """The directive, then any further text for this child alone."""
+    parent_ctx: ParentContext = field(default_factory=ParentContext)
+    tool_dispatcher: ToolDispatcher = field(default_factory=NoTools)
+    tool_filter: ToolFilter = field(default_factory=AllowAllFilter)
+    query_source: str = QuerySource.FORK
+    """What the child's turns run as."""
+    fork_label: str = "fork"
+    overrides: ForkOverrides = field(default_factory=ForkOverrides)
+    max_turns: int = 200
+    on_message: Callable[[ForkEvent], object] | None = None
+    """Sees every event, text deltas included; what it raises does no harm."""
+    skip_transcript: bool = False
+    """Keep only the life cycle for whoever asks for the events later."""
+    mode: DelegateMode = DelegateMode.FORK_AND_FORGET
+    timeout: float | None = None
+    """Seconds until the child is ended as timed out; the caller's own token is never touched."""
+    external_abort: AbortToken | None = None
+    """Aborting it aborts this fork; the fork never aborts it."""
+    tool_use_id: str | None = None
+    """The parent's tool call this fork was started by, where there is one."""
+    boilerplate: bool = True
+    """Whether the child is told that it is a fork; sidecars with a prompt of their own leave it out."""
+    allow_cache_break: bool = False
+    """Accept that the child does not share the parent's cache."""
+
+    @property
+    def directive(self) -> str:
+        """What the child shall do: the first of the prompt's messages."""
+        texts = self.prompt_messages
+        return texts if isinstance(texts, str) else texts[0] if texts else ""
+
+    def with_directive(self, directive: str) -> ForkParams:
+        """Return the same fork with another directive."""
+        rest = () if isinstance(self.prompt_messages, str) else self.prompt_messages[1:]
+        return replace(self, prompt_messages=(directive, *rest))
+
+
+def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
+    """Check everything that can be checked without sending anything, and build the first request.
+
+    Raises:
+        ForkRefused: One of its kinds, naming what is wrong and what to do.
+    """
+    if params.max_turns < 1:
+        raise ForkRefused(f"max_turns is {params.max_turns}; give the fork at least one turn.")
+    if params.timeout is not None and params.timeout <= 0:
+        raise ForkRefused(f"timeout is {params.timeout}; give seconds above 0, or None for no limit.")
+    check_directive(params.directive)
+    refuse_if_fork(params.parent_ctx.query_source, params.cache_safe)
+    _refuse_cache_breaks(params)
+    _check_claimed_call(params)
+    base = ForkBase(params.cache_safe, boilerplate=params.boilerplate, overrides=params.overrides.request)
+    notes = [] if isinstance(params.prompt_messages, str) else list(params.prompt_messages[1:])
+    if params.overrides.critical_system_reminder:
+        notes.append(reminder(params.overrides.critical_system_reminder))
+    return base, base.child(params.directive, notes)
+
+
+def _refuse_cache_breaks(params: ForkParams) -> None:
+    fields = tuple(params.overrides.request)
+    if "messages" in fields or "stream" in fields:
+        raise ForkRefused("A fork's `messages` and `stream` are the runtime's; override neither.")
+    if params.allow_cache_break:
+        return
+    if fields:
+        worst = max((_LOSES.get(name, "exact prefix bytes") for name in fields), key=len)
+        raise CacheBreak(fields, loses=worst)
+    ours, theirs = params.llm.workspace_id, params.cache_safe.workspace_id
+    if ours and theirs and ours != theirs:
+        raise WorkspaceMismatch(snapshot=theirs, provider=ours)
+
+
+def _check_claimed_call(params: ForkParams) -> None:
+    if params.tool_use_id is None:
+        return
+    reply = params.cache_safe.reply
+    known = [use.id for use in reply.tool_uses] if reply else []
+    if params.tool_use_id not in known:
+        raise BadReply(
+            f"has no tool_use {params.tool_use_id!r} (it has: {', '.join(known) or 'none'})",
+            fix="Pass the reply that made the call, or leave tool_use_id out.",
+        )

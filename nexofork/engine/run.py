@@ -1,0 +1,339 @@
+"""Run one fork from its first request to its result.
+
+The loop sends exact bytes, keeps every reply as wire bytes, runs the tools it asks for and goes on until the model
+stops, a limit is reached or the fork is aborted. Whatever happens becomes a `ForkResult`; only a cancellation from
+outside passes.
+
+The race of abort and end is settled by the work task: a fork that finished its work before the abort reached it
+completed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nexofork.core.boilerplate import reminder
+from nexofork.core.report import parse_report
+from nexofork.core.usage import Usage
+from nexofork.economics import cost_usd
+from nexofork.engine.abort import AbortReason, AbortToken
+from nexofork.engine.cache_check import TTL_S, CacheCheck, check_first_call
+from nexofork.engine.dispatch import ToolRunner, tool_calls
+from nexofork.engine.events import (
+    CacheBreakDetected,
+    CallBegan,
+    CallFailedOnce,
+    ForkEnded,
+    ForkEvent,
+    ForkStarted,
+    TextStreamed,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+    WaitedForLeader,
+)
+from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
+from nexofork.errors import NexoforkError, UnknownModelPrice
+from nexofork.providers.provider import CallRetried, MessageFinished, MessageStarted, ModelRequest, TextDelta
+from nexofork.telemetry import cache_break_detected, fork_span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nexofork.core.prompt import ChildPrompt, ForkBase
+    from nexofork.core.reply import Reply
+    from nexofork.engine.params import ForkParams
+    from nexofork.engine.warmth import Lead, LocalWarmth
+
+__all__ = ["ForkRun"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    status: ForkStatus
+    end: str
+    error: str | None = None
+
+
+_ENDS = {
+    "end_turn": _End(ForkStatus.COMPLETED, "end_turn"),
+    "stop_sequence": _End(ForkStatus.COMPLETED, "stop_sequence"),
+    "refusal": _End(ForkStatus.REFUSED, "refusal", "The model refused; reword the directive."),
+    "max_tokens": _End(
+        ForkStatus.FAILED,
+        "max_tokens",
+        "The reply was cut off at the request's max_tokens; raise it in the parent's requests, forks inherit it.",
+    ),
+    "model_context_window_exceeded": _End(
+        ForkStatus.FAILED,
+        "context_overflow",
+        "The conversation no longer fits the model's context window; fork earlier, or ask for less.",
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the run has to show, whenever it ends."""
+
+    calls: list[CallRecord] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    final_text: str = ""
+    tool_uses: int = 0
+    cache: CacheCheck | None = None
+    retries: int = 0
+
+
+class ForkRun:
+    """One fork in progress."""
+
+    def __init__(
+        self,
+        params: ForkParams,
+        *,
+        run_id: str,
+        base: ForkBase,
+        prompt: ChildPrompt,
+        token: AbortToken,
+        warmth: LocalWarmth,
+        emit: Callable[[ForkEvent], None],
+    ) -> None:
+        self._params = params
+        self._run_id = run_id
+        self._base = base
+        self._prompt = prompt
+        self._token = token
+        self._warmth = warmth
+        self._emit = emit
+        self._progress = _Progress()
+        self._context = params.parent_ctx.for_child(params.overrides.agent_id, params.query_source)
+        self._tools = ToolRunner(
+            params.tool_dispatcher,
+            tool_filter=params.tool_filter,
+            replacements=params.cache_safe.replacements.clone(),
+            on_start=lambda call: emit(ToolStarted(run_id=run_id, call=call)),
+            on_finish=lambda call, outcome: emit(ToolFinished(run_id=run_id, call=call, outcome=outcome)),
+        )
+
+    async def run(self) -> ForkResult:
+        """Run to the end and return the result; never raises for what the fork does or meets."""
+        started = time.monotonic()
+        params = self._params
+        with fork_span(
+            run_id=self._run_id,
+            parent_agent=params.parent_ctx.agent_id,
+            label=params.fork_label,
+            query_source=params.query_source,
+            mode=params.mode,
+            skip_transcript=params.skip_transcript,
+            cache_key_hash=params.cache_safe.cache_key_hash,
+        ):
+            self._emit(
+                ForkStarted(
+                    run_id=self._run_id,
+                    label=params.fork_label,
+                    directive=self._params.directive,
+                    cache_key_hash=params.cache_safe.cache_key_hash,
+                )
+            )
+            end = await self._until_end()
+        result = self._result(end, duration_ms=round((time.monotonic() - started) * 1000))
+        self._emit(ForkEnded(result=result))
+        return result
+
+    async def _until_end(self) -> _End:
+        """Race the work against the abort token and the deadline."""
+        loop = asyncio.get_running_loop()
+        deadline = None
+        if self._params.timeout is not None:
+            note = f"no end within {self._params.timeout:g} s"
+            deadline = loop.call_later(self._params.timeout, self._token.abort, AbortReason.DEADLINE, note)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(self._work())
+                watch = tasks.create_task(self._cancel_on_abort(work))
+                work.add_done_callback(lambda _: watch.cancel())
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+        return self._aborted() if work.cancelled() else work.result()
+
+    async def _cancel_on_abort(self, work: asyncio.Task[_End]) -> None:
+        await self._token.wait()
+        work.cancel()
+
+    def _aborted(self) -> _End:
+        cause = self._token.cause
+        assert cause is not None, "only the token cancels the work"
+        status = ForkStatus.TIMED_OUT if cause.reason is AbortReason.DEADLINE else ForkStatus.ABORTED
+        return _End(status, cause.reason.value, cause.note or None)
+
+    async def _work(self) -> _End:
+        if self._token.cause is not None:
+            return self._aborted()
+        try:
+            return await self._turns()
+        except NexoforkError as exc:
+            return _End(ForkStatus.FAILED, type(exc).__name__, str(exc))
+        except Exception as exc:
+            # A defect of ours or of a plug-in must end this fork alone, and be seen.
+            log.exception("fork %s failed", self._run_id)
+            return _End(ForkStatus.FAILED, type(exc).__name__, f"Unexpected {type(exc).__name__}: {exc}")
+
+    async def _turns(self) -> _End:
+        for turn in range(1, self._params.max_turns + 1):
+            if self._token.cause is not None:  # a tool may have swallowed the cancellation
+                return self._aborted()
+            reply = await self._call(turn)
+            end = await self._after(reply)
+            if end is not None:
+                return end
+        return _End(
+            ForkStatus.MAX_TURNS,
+            "max_turns",
+            f"The fork was not done after {self._params.max_turns} turns; raise max_turns or narrow the directive.",
+        )
+
+    async def _after(self, reply: Reply) -> _End | None:
+        """Do what a reply asks for; return how the run ends, or None to go on."""
+        if reply.truncated_tool_use is not None:
+            name = reply.truncated_tool_use.name
+            return _End(
+                ForkStatus.FAILED,
+                "truncated_tool_use",
+                f"The reply was cut off inside a call of {name!r} ({reply.stop_reason}); it was not run. "
+                "Raise max_tokens in the parent's requests, forks inherit it.",
+            )
+        if reply.stop_reason == "pause_turn":
+            self._prompt.extend(reply)
+            return None
+        if reply.stop_reason == "tool_use":
+            calls = tool_calls(reply.tool_uses, run_id=self._run_id, context=self._context)
+            answers = await self._tools.run(calls)
+            self._progress.tool_uses += len(calls)
+            note = self._params.overrides.critical_system_reminder
+            self._prompt.extend(reply, answers, [reminder(note)] if note else [])
+            return None
+        unknown = _End(
+            ForkStatus.FAILED,
+            f"stop_reason:{reply.stop_reason}",
+            f"The model stopped with {reply.stop_reason!r}, which is not known here; update nexofork.",
+        )
+        return _ENDS.get(reply.stop_reason or "", unknown)
+
+    async def _call(self, turn: int) -> Reply:
+        """Make one model call; the first one takes its place behind a sibling that writes the same prefix."""
+        snapshot = self._params.cache_safe
+        request = ModelRequest(body=self._prompt.body(), headers=snapshot.headers, query=snapshot.query)
+        if turn > 1:
+            return await self._stream(request, turn, lead=None)
+        lead = await self._warmth.enter(self._base.digest)
+        if lead.waited_s > 0:
+            self._emit(WaitedForLeader(run_id=self._run_id, waited_s=lead.waited_s))
+        try:
+            return await self._stream(request, turn, lead=lead)
+        finally:
+            lead.gave_up()
+
+    async def _stream(self, request: ModelRequest, turn: int, lead: Lead | None) -> Reply:
+        retries = 0
+        sent_at = time.time()
+        async with aclosing(self._params.llm.stream(request)) as events:
+            async for event in events:
+                match event:
+                    case MessageStarted():
+                        self._began(event, turn, lead, sent_at)
+                    case TextDelta():
+                        self._emit(TextStreamed(run_id=self._run_id, text=event.text))
+                    case CallRetried():
+                        retries, sent_at = event.attempt, time.time() + event.delay_s
+                        self._emit(
+                            CallFailedOnce(
+                                run_id=self._run_id, turn=turn, error=str(event.error), delay_s=event.delay_s
+                            )
+                        )
+                    case MessageFinished():
+                        self._finished(event.reply, turn, retries)
+                        return event.reply
+        raise AssertionError("a provider's stream ends with MessageFinished or raises")
+
+    def _began(self, started: MessageStarted, turn: int, lead: Lead | None, sent_at: float) -> None:
+        self._emit(CallBegan(run_id=self._run_id, turn=turn, message_id=started.message_id, usage=started.usage))
+        if lead is None:
+            return
+        write = self._params.cache_safe.write
+        if self._base.shared_end is not None:
+            lead.began(TTL_S[write.ttl if write else "5m"])
+        check = check_first_call(self._params, plan=self._prompt.plan, started=started, led=lead.leads, sent_at=sent_at)
+        self._progress.cache = check
+        if check.cause is not None:
+            self._emit(CacheBreakDetected(run_id=self._run_id, check=check))
+            cache_break_detected(
+                run_id=self._run_id,
+                label=self._params.fork_label,
+                cache_read=check.read,
+                cache_creation=check.written,
+                hit_ratio=check.hit_ratio,
+                cause=check.cause,
+                detail=check.detail,
+            )
+
+    def _finished(self, reply: Reply, turn: int, retries: int) -> None:
+        progress = self._progress
+        progress.calls.append(
+            CallRecord(
+                turn=turn,
+                message_id=reply.message_id or "",
+                usage=reply.usage,
+                stop_reason=reply.stop_reason,
+                retries=retries,
+            )
+        )
+        progress.usage += reply.usage
+        progress.final_text = reply.text if reply.text.strip() else progress.final_text
+        self._emit(
+            TurnFinished(
+                run_id=self._run_id,
+                turn=turn,
+                text=reply.text,
+                stop_reason=reply.stop_reason,
+                tool_names=tuple(use.name for use in reply.tool_uses),
+                usage=reply.usage,
+            )
+        )
+
+    def _result(self, end: _End, *, duration_ms: int) -> ForkResult:
+        progress, model = self._progress, self._params.cache_safe.model
+        cost, note = None, ""
+        try:
+            cost = sum(cost_usd(call.usage, model) for call in progress.calls)
+        except UnknownModelPrice as exc:
+            note = str(exc)
+        aborted = end.status in (ForkStatus.ABORTED, ForkStatus.TIMED_OUT)
+        return ForkResult(
+            run_id=self._run_id,
+            label=self._params.fork_label,
+            directive=self._params.directive,
+            model=model,
+            status=end.status,
+            end=end.end,
+            final_text=progress.final_text,
+            report=parse_report(progress.final_text),
+            calls=tuple(progress.calls),
+            usage=progress.usage,
+            cost_usd=cost,
+            cost_note=note,
+            cache=progress.cache,
+            turns=len(progress.calls),
+            tool_uses=progress.tool_uses,
+            duration_ms=duration_ms,
+            error=end.error,
+            abort=self._token.cause if aborted else None,
+        )
