@@ -1,0 +1,210 @@
+"""``nexofork demo``: a parent with a long conversation, five forks, and the bill."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+import uvloop
+from anthropic import AsyncAnthropic
+
+from nexofork.client.in_process import DefaultForkSubagent
+from nexofork.core.usage import Usage
+from nexofork.economics import input_cost_usd, price_of, unshared_input_cost_usd
+from nexofork.engine.dispatch import FunctionTools
+from nexofork.engine.params import ForkParams
+from nexofork.errors import NexoforkError
+from nexofork.providers.anthropic import AnthropicProvider
+from nexofork.providers.capture import capture
+from nexofork.simulator import Simulator
+
+if TYPE_CHECKING:
+    from nexofork.core.snapshot import CacheSafeParams
+    from nexofork.engine.result import ForkResult
+
+__all__ = ["demo"]
+
+_DIRECTIVES = (
+    "Update the database schema for the new billing period.",
+    "Rewrite the service layer against the new schema.",
+    "Adjust the router and its error responses.",
+    "Fix the tests that depend on the old period format.",
+    "Bring the type definitions in line.",
+)
+_TASK = "Plan the change to billing periods, then have each part done in parallel."
+_TOOLS = [
+    {
+        "name": "Agent",
+        "description": "Start an agent that works in the background. Without subagent_type it is a fork of you.",
+        "input_schema": {"type": "object", "properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+    },
+    {
+        "name": "Grep",
+        "description": "Count the lines of the conversation's files that contain a word.",
+        "input_schema": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+]
+_MARK = {"type": "ephemeral"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Endpoint:
+    """Where the demo's model calls go."""
+
+    base_url: str | None
+    api_key: str | None
+
+
+@click.command()
+@click.option("--model", default="claude-opus-5", show_default=True, help="Model of the parent and its forks.")
+@click.option("--tokens", default=100_000, show_default=True, help="Length of the parent's conversation, about.")
+@click.option("--live", is_flag=True, help="Use the real API; needs ANTHROPIC_API_KEY and costs money.")
+@click.option("--yes", is_flag=True, help="With --live: do not ask before spending.")
+def demo(*, model: str, tokens: int, live: bool, yes: bool) -> None:
+    """Fork a long conversation five ways and show what sharing saved.
+
+    Runs against the built-in simulator, which accounts for the prompt cache as the provider does. With --live the same
+    runs on the real API, after showing what it will cost.
+    """
+    try:
+        if live:
+            _confirm_spending(model, tokens, yes=yes)
+        uvloop.run(_demo(model, tokens, live=live))
+    except NexoforkError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _confirm_spending(model: str, tokens: int, *, yes: bool) -> None:
+    if not os.environ.get("ANTHROPIC_API_KEY"):
+        raise click.ClickException("--live needs ANTHROPIC_API_KEY; without --live the simulator is used.")
+    price = price_of(model, tokens)
+    parent = tokens * 1.25 * price.input / 1e6
+    children = len(_DIRECTIVES) * tokens * price.read / 1e6
+    output = (len(_DIRECTIVES) + 1) * 1500 * price.output / 1e6
+    click.echo(f"Estimate for {model}: parent writes about {tokens:,} tokens once (${parent:.2f}),")
+    click.echo(f"{len(_DIRECTIVES)} forks read them (${children:.2f}), output at most about ${output:.2f}.")
+    if not yes:
+        click.confirm(f"Spend about ${parent + children + output:.2f} on the real API?", abort=True)
+
+
+async def _demo(model: str, tokens: int, *, live: bool) -> None:
+    price_of(model, tokens)  # an unknown model is refused before anything is sent
+    async with AsyncExitStack() as stack:
+        endpoint = _Endpoint(base_url=None, api_key=None)
+        if not live:
+            simulator = await stack.enter_async_context(Simulator())
+            simulator.script(*_script())
+            endpoint = _Endpoint(base_url=simulator.url, api_key="sk-sim-demo")
+        click.echo(f"Parent: {model}, about {tokens:,} tokens of conversation, {'real API' if live else 'simulator'}.")
+        snapshot = await _parent_turn(endpoint, model, tokens)
+        parent = snapshot.reply.usage if snapshot.reply else Usage()
+        click.echo(
+            f"Its turn wrote {parent.cache_write_tokens:,} tokens to the cache. Forking {len(_DIRECTIVES)} ways …"
+        )
+        results = await _fork(endpoint, snapshot)
+    _print_table(results)
+    if not all(result.ok for result in results):
+        raise click.ClickException("Not every fork completed; see the table.")
+
+
+async def _parent_turn(endpoint: _Endpoint, model: str, tokens: int) -> CacheSafeParams:
+    """Let the parent speak once through the ordinary SDK, with its bytes recorded."""
+    async with AsyncAnthropic(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        captured = capture(client)
+        async with client.messages.stream(**_request(model, tokens)) as stream:
+            await stream.until_done()
+        return captured.snapshot()
+
+
+async def _fork(endpoint: _Endpoint, snapshot: CacheSafeParams) -> list[ForkResult]:
+    async with (
+        AnthropicProvider.from_env(base_url=endpoint.base_url, api_key=endpoint.api_key) as llm,
+        DefaultForkSubagent() as forks,
+    ):
+        params = ForkParams(
+            cache_safe=snapshot,
+            llm=llm,
+            prompt_messages="",
+            tool_dispatcher=FunctionTools({"Grep": _grep}, parallel=["Grep"]),
+            max_turns=8,
+            timeout=300,
+        )
+        handles = await forks.fork_each(params, _DIRECTIVES)
+        return [await handle.result() for handle in handles]
+
+
+def _request(model: str, tokens: int) -> dict[str, Any]:
+    """A conversation of about so many tokens, marked the way a caching agent marks it."""
+    chunk_tokens = 4_000
+    messages: list[dict[str, Any]] = []
+    for index in range(max(1, tokens // chunk_tokens)):
+        listing = _listing(index, chunk_tokens)
+        messages.append({"role": "user", "content": [{"type": "text", "text": listing}]})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": f"Read file {index}."}]})
+    messages.append({"role": "user", "content": [{"type": "text", "text": _TASK, "cache_control": _MARK}]})
+    system = [
+        {"type": "text", "text": "You are a careful engineer. Fork when work is parallel.", "cache_control": _MARK}
+    ]
+    return {"model": model, "max_tokens": 1500, "system": system, "tools": _TOOLS, "messages": messages}
+
+
+def _listing(index: int, tokens: int) -> str:
+    """Text that looks like source code and is the same on every run."""
+    words = random.Random(index)
+    names = [f"{words.choice(_WORDS)}_{words.choice(_WORDS)}" for _ in range(60)]
+    lines = [f"# file {index}"]
+    size = 0
+    while size < tokens * 4:
+        line = f"    {words.choice(names)} = {words.choice(names)}({words.choice(names)}, {words.randrange(1000)})"
+        lines.append(line)
+        size += len(line) + 1
+    return "\n".join(lines)
+
+
+_WORDS = ("period", "billing", "invoice", "schema", "router", "tenant", "amount", "cursor", "ledger", "retry")
+
+
+async def _grep(arguments: dict[str, Any]) -> str:
+    word = str(arguments.get("word", ""))
+    hits = sum(word in line for index in range(3) for line in _listing(index, 4_000).splitlines())
+    return f"{hits} lines contain {word!r}"
+
+
+def _script() -> list[dict[str, Any]]:
+    """What the simulated model says: the parent forks five ways, each child looks once and reports."""
+    calls = [{"name": "Agent", "input": {"prompt": directive}} for directive in _DIRECTIVES]
+    children = [
+        {
+            "match": directive,
+            "turns": [
+                {"tools": [{"name": "Grep", "input": {"word": "period"}}]},
+                {"text": f"Scope: {directive}\nResult: done\nKey files: file 0\nFiles changed: none\nIssues: none"},
+            ],
+        }
+        for directive in _DIRECTIVES
+    ]
+    return [*children, {"match": _TASK, "turns": [{"text": "Five parts, one fork each.", "tools": calls}]}]
+
+
+def _print_table(results: list[ForkResult]) -> None:
+    click.echo()
+    click.echo(f"{'fork':<34} {'status':<10} {'read':>9} {'written':>8} {'fresh':>6} {'hit':>6} {'input $':>9}")
+    total = alone = 0.0
+    for result in results:
+        usage = result.usage
+        cost = sum(input_cost_usd(call.usage, result.model) for call in result.calls)
+        total += cost
+        alone += sum(unshared_input_cost_usd(call.usage, result.model) for call in result.calls)
+        click.echo(
+            f"{result.directive[:33]:<34} {result.status:<10} {usage.cache_read_tokens:>9,} "
+            f"{usage.cache_write_tokens:>8,} {usage.input_tokens:>6,} {usage.hit_ratio:>6.1%} {cost:>9.4f}"
+        )
+    click.echo()
+    click.echo(f"{'input, shared':<34} ${total:.4f}")
+    click.echo(f"{'input, no sharing':<34} ${alone:.4f}")
+    if alone:
+        click.echo(f"{'saved':<34} {1 - total / alone:.1%}")
