@@ -13,6 +13,9 @@ The branches say what the caller can do about it::
     │   ├── UnknownModelPrice    dollars were asked for and the model's price is not known
     │   └── AlreadyAFork         a fork may not fork
     ├── BadJson              bytes that are not JSON, before anybody knows whose they are
+    ├── BadMessage           a message on the wire that this version cannot take
+    ├── BusError             NATS was not reached or refused; `retryable` says whether to try again
+    │   └── RunLost              the log says that the run is no longer ours
     ├── ForkFailed           the run ended without success; read its result
     └── ProviderError        the model call failed; `retryable` says whether it may be sent again
 
@@ -25,14 +28,17 @@ __all__ = [
     "AlreadyAFork",
     "BadDirective",
     "BadJson",
+    "BadMessage",
     "BadReply",
     "BadRequestBody",
+    "BusError",
     "CacheBreak",
     "ForkFailed",
     "ForkRefused",
     "NexoforkError",
     "NothingCaptured",
     "ProviderError",
+    "RunLost",
     "UnknownModelPrice",
     "WorkspaceMismatch",
 ]
@@ -141,6 +147,33 @@ class AlreadyAFork(ForkRefused):
             f"This agent is already a fork (recognised by {guard}) and may not fork again. "
             "Do the work with the tools at hand and report."
         )
+
+
+class BadMessage(NexoforkError):
+    """A message on the wire that this version cannot take."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"The message {problem}. {fix}")
+
+
+class BusError(NexoforkError):
+    """NATS was not reached, or refused."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        self.retryable = retryable
+        """Whether the same call may succeed later."""
+        super().__init__(message)
+
+
+class RunLost(BusError):
+    """The log says that the run is no longer ours: another daemon took it, or it is over."""
+
+    def __init__(self, run_id: str, why: str) -> None:
+        self.run_id = run_id
+        self.why = why
+        super().__init__(f"Run {run_id} is lost: {why}.", retryable=False)
 
 
 class ForkFailed(NexoforkError):

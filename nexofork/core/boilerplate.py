@@ -15,6 +15,7 @@ __all__ = [
     "BOILERPLATE_TAG",
     "PLACEHOLDER_RESULT",
     "check_directive",
+    "json_string",
     "reminder",
     "text_block",
     "worktree_notice",
@@ -44,7 +45,12 @@ PLACEHOLDER_RESULT = "A fork is working on this in the background."
 
 def text_block(text: str) -> bytes:
     """Return a text content block as wire bytes."""
-    return b'{"type":"text","text":' + json.dumps(text, ensure_ascii=False).encode() + b"}"
+    return b'{"type":"text","text":' + json_string(text) + b"}"
+
+
+def json_string(text: str) -> bytes:
+    """Return the text as JSON in UTF-8; half a surrogate pair, which UTF-8 cannot hold, stays as its escape."""
+    return json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def check_directive(directive: str) -> None:

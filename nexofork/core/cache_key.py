@@ -8,8 +8,9 @@ same on every host, in every process and in every release.
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING
+
+from nexofork.core.spans import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -99,11 +100,11 @@ def _raw(body: bytes, layout: Layout, key: str) -> bytes:
 def _thinking(raw: bytes) -> bytes:
     if not raw:
         return b""
-    value = json.loads(raw)
+    value = read_json(raw)
     return b"" if value in (None, {"type": "disabled"}) else raw
 
 
 def _effort(raw: bytes) -> bytes:
-    value = json.loads(raw) if raw else None
+    value = read_json(raw) if raw else None
     effort = value.get("effort") if isinstance(value, dict) else None
     return b"" if effort is None else str(effort).encode()

@@ -8,19 +8,28 @@ Invariant: ``body[layout.cut]`` is the bracket that closes ``messages``; all off
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from nexofork.core.spans import Member, Span, end_of_value, readable, skip_space, value_at, walk_array, walk_object
+from nexofork.core.spans import (
+    Member,
+    Span,
+    end_of_value,
+    read_json,
+    readable,
+    skip_space,
+    value_at,
+    walk_array,
+    walk_object,
+)
 from nexofork.errors import BadJson, BadRequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["Block", "Layout", "Message", "Section", "removal_spans", "scan_request"]
+__all__ = ["Block", "Layout", "Message", "Section", "removal_spans", "scan_request", "takes_marker"]
 
 _RECORD_WIRE = "Record it at the transport with capture(client), or pass the bytes of a whole Messages request."
 _FIX_FIELD = "Pass the request as it was sent to /v1/messages."
@@ -100,6 +109,8 @@ def scan_request(body: bytes) -> Layout:
         return _Scan(body).layout()
     except BadJson as exc:
         raise BadRequestBody(exc.problem, offset=exc.offset, fix=_RECORD_WIRE) from exc
+    except RecursionError as exc:
+        raise BadRequestBody("is nested too deeply to read", fix=_RECORD_WIRE) from exc
 
 
 def removal_spans(members: list[Member] | tuple[Member, ...], keys: Iterable[str]) -> tuple[Span, ...]:
@@ -197,7 +208,7 @@ class _Scan:
                 return self._read_blocks(at, Section.TOOLS, self._tools, "tools")
             case "system":
                 self._system = []
-                if self._text[at] == '"':
+                if self._text.startswith('"', at):
                     end = end_of_value(self._text, at)
                     self._system.append(_string_block(Section.SYSTEM, Span(at, end), -1))
                     return end
@@ -205,8 +216,7 @@ class _Scan:
         return end_of_value(self._text, at)
 
     def _read_messages(self, at: int) -> int:
-        if self._text[at] != "[":
-            raise BadRequestBody("has `messages` that is not an array", offset=at, fix=_FIX_FIELD)
+        self._require(at, "[", "messages", "an array")
         self._messages = []
         end = walk_array(self._text, at, self._read_message)
         self._cut = end - 1
@@ -241,7 +251,7 @@ class _Scan:
         return end
 
     def _read_content(self, at: int, index: int, blocks: list[Block]) -> int:
-        if self._text[at] == '"':
+        if self._text.startswith('"', at):
             end = end_of_value(self._text, at)
             blocks.append(_string_block(Section.MESSAGES, Span(at, end), index))
             return end
@@ -302,7 +312,7 @@ class _Scan:
             markers=(*removal_spans(found.members, ("cache_control",)), *found.nested)
             if "cache_control" in values or found.nested
             else (),
-            insert_at=found.members[-1].value.end if _takes_marker(kind, values) else None,
+            insert_at=found.members[-1].value.end if takes_marker(kind, values) else None,
             call_id=self._call_id(kind, found),
         )
 
@@ -315,19 +325,22 @@ class _Scan:
         return call_id
 
     def _require(self, at: int, sign: str, name: str, what: str) -> None:
-        if self._text[at : at + 1] != sign:
+        if at == len(self._text):
+            end_of_value(self._text, at)  # says that the JSON was truncated
+        if not self._text.startswith(sign, at):
             raise BadRequestBody(f"has `{name}` that is not {what}", offset=at, fix=_FIX_FIELD)
 
     def _value(self, span: Span) -> Any:
-        return json.loads(self._body[span.start : span.end])
+        return read_json(self._body[span.start : span.end])
 
 
 def _string_block(section: Section, span: Span, message: int) -> Block:
     return Block(section=section, span=span, kind="string", message=message, ttl=None, markers=(), insert_at=None)
 
 
-def _takes_marker(kind: str, values: dict[str, Any]) -> bool:
-    if not values or kind in ("thinking", "redacted_thinking"):
+def takes_marker(kind: str, values: Mapping[str, Any]) -> bool:
+    """Whether the provider lets a block carry a marker: thinking and empty text may not."""
+    if not values.keys() - {"cache_control"} or kind in ("thinking", "redacted_thinking"):
         return False
     if kind == "text":
         text = values.get("text")

@@ -107,7 +107,9 @@ def plan_markers(
         wanted += [next(ends, None), own_write]
     reading = None if write is None else _reading_point(write.position, shared_end, count + len(tail), takes_marker)
     wanted += [shared_end, reading]
-    spare = sorted(parent.held, key=lambda position: _worth(blocks[position], position), reverse=True)
+    spare = sorted(
+        filter(takes_marker, parent.held), key=lambda position: _worth(blocks[position], position), reverse=True
+    )
     markers: dict[int, str] = {}
     for position in (*wanted, *spare):
         if position is not None and len(markers) < MAX_MARKERS:

@@ -8,10 +8,9 @@ same function keeps sharing its cache with its children.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from nexofork.core.boilerplate import PLACEHOLDER_RESULT
+from nexofork.core.boilerplate import PLACEHOLDER_RESULT, json_string
 from nexofork.core.layout import Layout, Message, scan_request
 from nexofork.core.splice import Edit, splice
 
@@ -25,9 +24,9 @@ def placeholder(call_id: str) -> bytes:
     """Return the constant answer to one tool call."""
     return (
         b'{"type":"tool_result","tool_use_id":'
-        + json.dumps(call_id, ensure_ascii=False).encode()
+        + json_string(call_id)
         + b',"content":'
-        + json.dumps(PLACEHOLDER_RESULT).encode()
+        + json_string(PLACEHOLDER_RESULT)
         + b"}"
     )
 

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nexofork.core.boilerplate import BOILERPLATE, check_directive, text_block
-from nexofork.core.layout import removal_spans
-from nexofork.core.markers import MarkerPlan, plan_markers
+from nexofork.core.layout import removal_spans, takes_marker
+from nexofork.core.markers import Marked, MarkerPlan, Markings, plan_markers
 from nexofork.core.pairs import open_calls, placeholder
 from nexofork.core.splice import Edit, drop, marker, set_member, splice
 from nexofork.errors import BadReply
@@ -39,9 +39,13 @@ class ToolAnswer:
     call_id: str
     content: str | list[dict[str, Any]]
     is_error: bool = False
+    recorded: bytes | None = None
+    """The block as it was sent before, where it was: what was sent once is sent again as it was."""
 
     def to_wire(self) -> bytes:
         """Return the ``tool_result`` block."""
+        if self.recorded is not None:
+            return self.recorded
         block: dict[str, Any] = {"type": "tool_result", "tool_use_id": self.call_id, "content": self.content}
         if self.is_error:
             block["is_error"] = True
@@ -80,6 +84,7 @@ class ForkBase:
         """
         self.snapshot = snapshot
         self._overrides = dict(overrides or {})
+        self.markings = _remaining(snapshot.markings, self._overrides)
         messages, user_blocks = _shared_tail(snapshot, boilerplate=boilerplate)
         self.assistant = messages
         self.user_blocks = user_blocks
@@ -135,8 +140,7 @@ class ChildPrompt:
 
     def __init__(self, base: ForkBase, texts: Sequence[str]) -> None:
         self._base = base
-        own = tuple(_TailBlock(wire=text_block(text), takes_marker=bool(text.strip())) for text in texts)
-        self._tail = [*base.assistant, _TailMessage(role="user", blocks=(*base.user_blocks, *own))]
+        self._tail = [*base.assistant, _TailMessage(role="user", blocks=(*base.user_blocks, *_own_texts(texts)))]
         self._own_write: int | None = None
         self.turns = 0
         """How many replies were added."""
@@ -147,7 +151,7 @@ class ChildPrompt:
         self._own_write = max((position for position in self.plan.markers if position >= count), default=None)
         self._tail.append(_assistant(reply))
         user = [_TailBlock(wire=answer.to_wire()) for answer in answers]
-        user += [_TailBlock(wire=text_block(text)) for text in texts]
+        user += _own_texts(texts)
         if user:
             self._tail.append(_TailMessage(role="user", blocks=tuple(user)))
         self.turns += 1
@@ -156,7 +160,7 @@ class ChildPrompt:
     def plan(self) -> MarkerPlan:
         """Where the markers of the next request go."""
         return plan_markers(
-            self._base.snapshot.markings,
+            self._base.markings,
             tail=[block.takes_marker for message in self._tail for block in message.blocks],
             shared_end=self._base.shared_end,
             own_write=self._own_write,
@@ -166,7 +170,7 @@ class ChildPrompt:
     def body(self) -> Rope:
         """Return the request body for the next call, sharing the parent's bytes."""
         snapshot = self._base.snapshot
-        parent, plan = snapshot.markings, self.plan
+        parent, plan = self._base.markings, self.plan
         edits = list(self._base.fixed_edits)
         for position in (*parent.held, *(extra for extra in plan.markers if extra not in parent.held)):
             if position < len(parent.blocks):
@@ -181,6 +185,20 @@ class ChildPrompt:
             pieces.append(_render(message, plan.markers, position))
             position += len(message.blocks)
         return b"," + b",".join(pieces)
+
+
+def _remaining(parent: Markings, overrides: Mapping[str, Any]) -> Markings:
+    """Return the parent's markers without those of sections that an override replaces."""
+    held = {position: ttl for position, ttl in parent.held.items() if parent.blocks[position].section not in overrides}
+    write = parent.write
+    if write is not None and parent.blocks[write.position].section in overrides:
+        write = Marked(position=max(held), ttl=held[max(held)]) if held else None
+    return Markings(blocks=parent.blocks, held=held, write=write)
+
+
+def _own_texts(texts: Iterable[str]) -> list[_TailBlock]:
+    """Return text blocks for one child; what is blank is left out, since the API refuses empty text."""
+    return [_TailBlock(wire=text_block(text)) for text in texts if text.strip()]
 
 
 def _marker_edits(block: Block, ttl: str | None) -> list[Edit]:
@@ -226,8 +244,7 @@ def _continuable(snapshot: CacheSafeParams, reply: Reply) -> _TailMessage:
 
 def _assistant(reply: Reply) -> _TailMessage:
     blocks = tuple(
-        _TailBlock(wire=block.wire, takes_marker=block.kind not in ("thinking", "redacted_thinking"))
-        for block in reply.blocks
+        _TailBlock(wire=block.wire, takes_marker=takes_marker(block.kind, block.value)) for block in reply.blocks
     )
     return _TailMessage(role="assistant", blocks=blocks)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from nexofork.core.boilerplate import BOILERPLATE
 from nexofork.errors import AlreadyAFork
 
 if TYPE_CHECKING:
@@ -46,10 +45,5 @@ def refuse_if_fork(query_source: str, snapshot: CacheSafeParams) -> None:
     """
     if query_source == QuerySource.FORK:
         raise AlreadyAFork(guard=f"its query source {query_source!r}")
-    for index, message in enumerate(snapshot.fork_context_messages):
-        content = message.get("content")
-        if message.get("role") != "user" or not isinstance(content, list):
-            continue
-        for block in content:
-            if isinstance(block, dict) and block.get("type") == "text" and block.get("text") == BOILERPLATE:
-                raise AlreadyAFork(guard=f"the fork boilerplate in messages.{index}")
+    if snapshot.boilerplate_message is not None:
+        raise AlreadyAFork(guard=f"the fork boilerplate in messages.{snapshot.boilerplate_message}")

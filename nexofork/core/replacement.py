@@ -35,7 +35,7 @@ class ContentReplacementState:
         over = self.budget_chars is not None and self.spent_chars + len(text) > self.budget_chars
         shown = text
         if (over or len(text) > self.max_chars) and len(text) > 2 * self.keep_chars:
-            shown = self._shortened(text)
+            shown = min(text, self._shortened(text), key=len)
         self.decisions[call_id] = None if shown is text else shown
         self.spent_chars += len(shown)
         return shown

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from nexofork.core.spans import end_of_value, items_of, members_of, readable, skip_space
+from nexofork.core.spans import end_of_value, items_of, members_of, read_json, readable, skip_space
 from nexofork.core.usage import Usage
 from nexofork.errors import BadJson, BadReply
 
@@ -59,12 +59,12 @@ class ReplyBlock:
             BadReply: The bytes are not a JSON object with a ``type``.
         """
         try:
-            value = json.loads(wire)
-        except ValueError as exc:
+            value = read_json(wire)
+        except (ValueError, RecursionError) as exc:
             raise BadReply("has a content block that is not JSON", fix=_PASS_WHOLE) from exc
         if not isinstance(value, dict) or not isinstance(value.get("type"), str):
             raise BadReply("has a content block without a `type`", fix=_PASS_WHOLE)
-        return cls(wire=wire, value=value)
+        return cls(wire=wire.strip(b" \t\r\n"), value=value)
 
 
 _PASS_WHOLE = "Pass the API's response, or its `content` array, as it was received."
@@ -87,6 +87,18 @@ class Reply:
         """The content array to send again."""
         return b"[" + b",".join(block.wire for block in self.blocks) + b"]"
 
+    def to_wire(self) -> bytes:
+        """Return the message in the API's form, its content as the bytes it came in; `from_response` reads it."""
+        meta = {
+            "id": self.message_id,
+            "model": self.model,
+            "role": "assistant",
+            "stop_reason": self.stop_reason,
+            "usage": self.usage.to_compact_wire(),
+        }
+        meta = {key: value for key, value in meta.items() if value}
+        return json.dumps(meta, separators=(",", ":")).encode()[:-1] + b',"content":' + self.content + b"}"
+
     @property
     def text(self) -> str:
         """The text blocks, joined."""
@@ -108,9 +120,12 @@ class Reply:
         Raises:
             BadReply: It is neither, or a block is malformed.
         """
-        if isinstance(response, (dict, list)):
-            response = json.dumps(response, ensure_ascii=False, separators=(",", ":"))
-        wire = response.encode() if isinstance(response, str) else response
+        try:
+            if isinstance(response, (dict, list)):
+                response = json.dumps(response, ensure_ascii=False, separators=(",", ":"))
+            wire = response.encode("utf-8", "backslashreplace") if isinstance(response, str) else response
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise BadReply(f"cannot be serialised: {exc}", fix=_PASS_WHOLE) from exc
         try:
             return cls._from_wire(wire)
         except BadJson as exc:
@@ -131,7 +146,7 @@ class Reply:
         content = spans.get("content")
         if content is None or text[content.start] != "[":
             raise BadReply("has no `content` array", fix=_PASS_WHOLE)
-        meta = {key: json.loads(wire[span.start : span.end]) for key, span in spans.items() if key in _META}
+        meta = {key: read_json(wire[span.start : span.end]) for key, span in spans.items() if key in _META}
         if meta.get("role", "assistant") != "assistant":
             raise BadReply(f"has the role {meta['role']!r}", fix="Pass the assistant's message.")
         return cls(

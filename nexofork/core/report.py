@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Report", "parse_report"]
 
@@ -14,7 +15,9 @@ _FIELDS = {
     "files changed": "files_changed",
     "issues": "issues",
 }
-_HEADING = re.compile(r"^[\s>#*_-]*(scope|result|key files|files changed|issues)[\s*_]*:[\s*_]*(.*)$", re.IGNORECASE)
+_HEADING = re.compile(
+    r"^[\s>#*_-]*(scope|result|key files|files changed|issues)[\s*_]*:(?:[*_]+(?=\s|$))?\s*(.*)$", re.IGNORECASE
+)
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
 _NOTHING = frozenset({"", "none", "n/a", "na", "nothing", "-"})
 
@@ -35,6 +38,16 @@ class Report:
     def well_formed(self) -> bool:
         """Whether the report begins with its scope and says a result, as it was asked to."""
         return bool(self.scope and self.result) and self.raw.lstrip().lower().startswith("scope:")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {
+            "scope": self.scope,
+            "result": self.result,
+            "key_files": list(self.key_files),
+            "files_changed": list(self.files_changed),
+            "issues": list(self.issues),
+        }
 
 
 def parse_report(text: str) -> Report:

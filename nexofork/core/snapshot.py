@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from nexofork.core.boilerplate import BOILERPLATE
 from nexofork.core.cache_key import cache_dimensions, cache_key_hash
 from nexofork.core.layout import Layout, scan_request
 from nexofork.core.markers import Marked, Markings, read_markings
 from nexofork.core.pairs import answer_dangling
 from nexofork.core.query_source import writes_snapshot
 from nexofork.core.replacement import ContentReplacementState
+from nexofork.core.spans import read_json
 from nexofork.errors import BadRequestBody
 
 if TYPE_CHECKING:
@@ -64,8 +66,10 @@ class CacheSafeParams:
         *,
         reply: Reply | None = None,
         headers: Mapping[str, str] | None = None,
+        query: tuple[tuple[str, str], ...] = (),
         workspace_id: str | None = None,
         sent_at: float | None = None,
+        exact: bool = True,
         replacements: ContentReplacementState | None = None,
     ) -> CacheSafeParams:
         """Take a request that was not recorded at the transport.
@@ -76,17 +80,18 @@ class CacheSafeParams:
         Raises:
             BadRequestBody: It is not a Messages request.
         """
-        exact = isinstance(request, bytes)
+        exact = exact and isinstance(request, bytes)
         body, answered = answer_dangling(request if isinstance(request, bytes) else _serialise(request))
         return cls(
             body=body,
             headers=_cache_headers(headers or {}),
+            query=query,
             reply=reply,
             workspace_id=workspace_id,
             sent_at=sent_at,
             exact=exact and not answered,
             answered=answered,
-            replacements=replacements or ContentReplacementState(),
+            replacements=replacements.clone() if replacements else ContentReplacementState(),
         )
 
     @classmethod
@@ -138,6 +143,20 @@ class CacheSafeParams:
             workspace_id=self.workspace_id,
         )
 
+    @cached_property
+    def boilerplate_message(self) -> int | None:
+        """The first user message with the fork boilerplate as a block of its own, as only the runtime puts it there.
+
+        Looked for once: a thousand children ask, and every look means reading all messages.
+        """
+        for index, message in enumerate(self.fork_context_messages):
+            content = message.get("content")
+            if message.get("role") == "user" and isinstance(content, list):
+                texts = (block.get("text") for block in content if block.get("type") == "text")
+                if any(text == BOILERPLATE for text in texts):
+                    return index
+        return None
+
     @property
     def cache_key_hash(self) -> int:
         """One stable 64-bit hash over all dimensions, the same on every host."""
@@ -182,7 +201,7 @@ class CacheSafeParams:
     def field(self, key: str) -> Any:
         """Return a top-level field parsed, or None where it is missing."""
         member = self.layout.member(key)
-        return None if member is None else json.loads(self.body[member.value.start : member.value.end])
+        return None if member is None else read_json(self.body[member.value.start : member.value.end])
 
 
 class CacheSafeSlot:
@@ -228,9 +247,9 @@ def _serialise(request: Mapping[str, Any]) -> bytes:
         raise TypeError(f"holds a {type(value).__name__}, which is not JSON")
 
     try:
-        text = json.dumps(request, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=plain)
+        text = json.dumps(dict(request), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=plain)
         return text.encode()
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RecursionError) as exc:
         raise BadRequestBody(
             f"cannot be serialised: {exc}", fix="Pass the arguments of messages.create, or the bytes that were sent."
         ) from exc

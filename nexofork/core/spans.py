@@ -29,6 +29,7 @@ __all__ = [
     "end_of_value",
     "items_of",
     "members_of",
+    "read_json",
     "readable",
     "skip_space",
     "value_at",
@@ -36,6 +37,7 @@ __all__ = [
     "walk_object",
 ]
 
+_TRUNCATED = "ends too early (truncated JSON)"
 _BLANKS = re.compile(r"[ \t\n\r]*").match
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
 _SIGN = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
@@ -64,6 +66,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 # Numbers are only skipped, so a long integer need not (and beyond 4,300 digits cannot) become an int.
 _decoder = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse_constant)
+_reader = json.JSONDecoder(parse_constant=_refuse_constant)
+_long_reader = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=float)
 _scan = _decoder.scan_once  # type: ignore[attr-defined]
 
 
@@ -78,6 +82,22 @@ def readable(body: bytes) -> str:
     except UnicodeDecodeError as exc:
         raise BadJson("is not UTF-8", offset=exc.start) from exc
     return body.decode("latin-1")
+
+
+def read_json(wire: bytes) -> Any:
+    """Return one JSON value parsed, for looking; an integer too long for Python comes as a float.
+
+    Raises:
+        ValueError: The bytes are not JSON.
+        RecursionError: They are nested too deeply.
+    """
+    text = wire.decode()
+    try:
+        return _reader.decode(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer beyond sys.get_int_max_str_digits(), or not JSON after all
+        return _long_reader.decode(text)
 
 
 def skip_space(text: str, at: int) -> int:
@@ -99,9 +119,9 @@ def value_at(text: str, start: int) -> tuple[Any, int]:
     try:
         value, end = _scan(text, start)
     except StopIteration as exc:
-        raise BadJson(_what_is_at(text, start), offset=start) from exc
+        raise BadJson(_what_is_at(text, exc.value), offset=exc.value) from exc
     except json.JSONDecodeError as exc:
-        raise BadJson(_what_is_at(text, exc.pos), offset=exc.pos) from exc
+        raise _bad_json(text, exc) from exc
     except RecursionError as exc:
         raise BadJson("is nested too deeply to read", offset=start) from exc
     except ValueError as exc:
@@ -197,7 +217,7 @@ def _key(text: str, at: int) -> tuple[str, int]:
     try:
         key, end = scanstring(text, at + 1, True)
     except json.JSONDecodeError as exc:
-        raise BadJson(_what_is_at(text, exc.pos), offset=exc.pos) from exc
+        raise _bad_json(text, exc) from exc
     return key, end
 
 
@@ -207,7 +227,14 @@ def _expect(text: str, at: int, sign: str) -> int:
     return skip_space(text, at + 1)
 
 
+def _bad_json(text: str, exc: json.JSONDecodeError) -> BadJson:
+    if exc.msg.startswith("Unterminated string"):  # its position is where the string begins
+        return BadJson(_TRUNCATED, offset=len(text))
+    return BadJson(_what_is_at(text, exc.pos), offset=exc.pos)
+
+
 def _what_is_at(text: str, at: int, note: str = "where a JSON value should be") -> str:
-    if at >= len(text):
-        return "ends too early (truncated JSON)"
+    rest = text[at : at + 5]
+    if at + len(rest) >= len(text) and any(word.startswith(rest) for word in ("true", "false", "null", "-")):
+        return _TRUNCATED
     return f"has {text[at]!r} {note}"

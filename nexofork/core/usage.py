@@ -67,8 +67,9 @@ class Usage:
             write_5m = count("ephemeral_5m_input_tokens", 0, split)
             write_1h = count("ephemeral_1h_input_tokens", 0, split)
         else:
-            write_1h = start.cache_write_1h_tokens
-            write_5m = count("cache_creation_input_tokens", start.cache_write_tokens) - write_1h
+            written = count("cache_creation_input_tokens", start.cache_write_tokens)
+            write_1h = min(start.cache_write_1h_tokens, written)
+            write_5m = written - write_1h
         return cls(
             input_tokens=count("input_tokens", start.input_tokens),
             cache_read_tokens=count("cache_read_input_tokens", start.cache_read_tokens),
@@ -77,11 +78,31 @@ class Usage:
             output_tokens=count("output_tokens", start.output_tokens),
         )
 
-    def to_wire(self) -> dict[str, int]:
+    def to_wire(self) -> dict[str, Any]:
         """Return the counts under the API's names."""
         return {
             "input_tokens": self.input_tokens,
             "cache_read_input_tokens": self.cache_read_tokens,
             "cache_creation_input_tokens": self.cache_write_tokens,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": self.cache_write_5m_tokens,
+                "ephemeral_1h_input_tokens": self.cache_write_1h_tokens,
+            },
             "output_tokens": self.output_tokens,
         }
+
+    def to_compact_wire(self) -> dict[str, Any]:
+        """Return the counts under the API's names without those that are zero; `from_wire` reads both forms."""
+        counts = {
+            "input_tokens": self.input_tokens,
+            "cache_read_input_tokens": self.cache_read_tokens,
+            "output_tokens": self.output_tokens,
+        }
+        writes = {
+            "ephemeral_5m_input_tokens": self.cache_write_5m_tokens,
+            "ephemeral_1h_input_tokens": self.cache_write_1h_tokens,
+        }
+        compact: dict[str, Any] = {name: count for name, count in counts.items() if count}
+        if self.cache_write_tokens:
+            compact["cache_creation"] = {name: count for name, count in writes.items() if count}
+        return compact

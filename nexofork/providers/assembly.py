@@ -1,0 +1,236 @@
+"""Assemble a streamed message into the bytes its blocks would have had in one piece.
+
+A child echoes its parent's reply, and the prompt cache and the signature of a thinking block are bound to bytes. So
+nothing here decodes content and encodes it again: a block is the JSON of its ``content_block_start`` with the
+accumulated fields filled in, text and thinking are joined as the escaped bytes they came in, and a tool's input is the
+model's own JSON text. Fragments are collected and joined once, so time is linear in the stream.
+
+Invariant: a block's wire bytes differ from those of its start event only in the values of the filled fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nexofork.core.reply import CutToolUse, Reply
+from nexofork.core.spans import members_of, readable
+from nexofork.core.usage import Usage
+from nexofork.errors import BadJson
+from nexofork.providers.blocks import OpenBlock
+from nexofork.providers.diagnosis import failure_of_event
+from nexofork.providers.provider import BlockFinished, MessageFinished, MessageStarted, TextDelta
+
+if TYPE_CHECKING:
+    from nexofork.core.reply import ReplyBlock
+    from nexofork.core.spans import Span
+    from nexofork.providers.provider import ProviderEvent
+
+__all__ = ["Assembly", "ResponseIds"]
+
+_STRING = rb'"([^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*)"'
+# Nearly all events of a stream have this shape, and one match is several times cheaper than parsing them.
+_USUAL_DELTA = re.compile(
+    rb'\{"type": ?"content_block_delta", ?"index": ?(\d{1,9}), ?"delta": ?'
+    rb'\{"type": ?"(?:text|thinking|signature|input_json)_delta", ?'
+    rb'"(text|thinking|signature|partial_json)": ?' + _STRING + rb" ?\} *\}\s*"
+)
+_HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseIds:
+    """Who answered, as the response headers say; other servers may say nothing."""
+
+    request_id: str | None = None
+    workspace_id: str | None = None
+    organization_id: str | None = None
+
+
+class Assembly:
+    """One message in the making: feed it every event's data in order."""
+
+    def __init__(self, ids: ResponseIds | None = None) -> None:
+        self._ids = ids or ResponseIds()
+        self._message_id: str | None = None
+        self._model: str | None = None
+        self._usage = Usage()
+        self._stop_reason: str | None = None
+        self._open: dict[int, OpenBlock] = {}
+        self._done: dict[int, ReplyBlock] = {}
+        self._cut: CutToolUse | None = None
+        self._half_pair = b""
+        self._stopped = False
+
+    @property
+    def reply(self) -> Reply | None:
+        """The message, once it is whole.
+
+        It is whole at ``message_stop``; also when only that last event is missing, because then everything that was
+        paid for has arrived.
+        """
+        if not self._stopped and (self._stop_reason is None or self._open):
+            return None
+        return Reply(
+            blocks=tuple(self._done[index] for index in sorted(self._done)),
+            stop_reason=self._stop_reason,
+            message_id=self._message_id,
+            model=self._model,
+            usage=self._usage,
+            truncated_tool_use=self._cut,
+        )
+
+    def feed(self, data: bytes) -> ProviderEvent | None:
+        """Take one event and return what a watcher should know of it, if anything.
+
+        Pings and unknown events and deltas are ignored, as the API asks its clients to.
+
+        Raises:
+            ProviderError: The event is an ``error``.
+            BadJson: The event is not JSON.
+            BadReply: A block came out malformed.
+        """
+        if usual := _USUAL_DELTA.fullmatch(data):
+            return self._append(int(usual[1]), usual[2], usual[3])
+        event = _parsed(data)
+        match event.get("type"):
+            case "content_block_delta":
+                return self._unusual_delta(event, data)
+            case "content_block_start":
+                self._start_block(event, data)
+            case "content_block_stop":
+                return self._finish_block(event.get("index"))
+            case "message_start":
+                return self._start_message(event)
+            case "message_delta":
+                self._end_of_message(event)
+            case "message_stop":
+                return self._finish_message()
+            case "error":
+                raise failure_of_event(event, request_id=self._ids.request_id)
+        return None
+
+    def _start_message(self, event: dict[str, Any]) -> MessageStarted:
+        message = _dict(event.get("message"))
+        self._message_id = _text(message.get("id"))
+        self._model = _text(message.get("model"))
+        self._usage = Usage.from_wire(_dict(message.get("usage")))
+        return MessageStarted(
+            message_id=self._message_id or "",
+            model=self._model or "",
+            usage=self._usage,
+            workspace_id=self._ids.workspace_id,
+            organization_id=self._ids.organization_id,
+            request_id=self._ids.request_id,
+            diagnostics=_dict(message.get("diagnostics")) or None,
+        )
+
+    def _start_block(self, event: dict[str, Any], data: bytes) -> None:
+        index = event.get("index")
+        value = event.get("content_block")
+        if isinstance(index, int) and isinstance(value, dict):
+            span = _spans(data)["content_block"]
+            self._open[index] = OpenBlock(data[span.start : span.end], value)
+            self._half_pair = b""
+
+    def _append(self, index: int, field: bytes, raw: bytes) -> TextDelta | None:
+        block = self._open.get(index)
+        if block is None:
+            return None
+        block.append(field, raw)
+        return self._visible(raw) if field == b"text" else None
+
+    def _visible(self, raw: bytes) -> TextDelta | None:
+        """Decode for the eye; half of a surrogate pair waits for its other half in the next delta."""
+        raw = self._half_pair + raw
+        self._half_pair = b""
+        if raw[-6:-4] == b"\\u" and (half := _HALF_PAIR.search(raw)):
+            self._half_pair = half[1]
+            raw = raw[: half.start(1)]
+        text = _unescaped(raw)
+        return TextDelta(text=text) if text else None
+
+    def _unusual_delta(self, event: dict[str, Any], data: bytes) -> TextDelta | None:
+        index, delta = event.get("index"), _dict(event.get("delta"))
+        block = self._open.get(index) if isinstance(index, int) else None
+        if block is None or not isinstance(index, int):
+            return None
+        spans = _spans(data, "delta")
+        raw = {key: data[span.start : span.end] for key, span in spans.items()}
+        match delta:
+            case {"type": "text_delta", "text": str()}:
+                return self._append(index, b"text", raw["text"][1:-1])
+            case {"type": "thinking_delta", "thinking": str()}:
+                block.append(b"thinking", raw["thinking"][1:-1])
+            case {"type": "input_json_delta", "partial_json": str()}:
+                block.append(b"partial_json", raw["partial_json"][1:-1])
+            case {"type": "signature_delta", "signature": str()}:
+                block.replace("signature", raw["signature"])
+            case {"type": "citations_delta", "citation": dict()}:
+                block.add_citation(raw["citation"])
+            case {"type": "compaction_delta"}:
+                for key in ("content", "encrypted_content"):
+                    if key in raw:
+                        block.replace(key, raw[key])
+        return None
+
+    def _finish_block(self, index: object) -> BlockFinished | None:
+        if not isinstance(index, int) or index not in self._open:
+            return None
+        finished = self._open.pop(index).finish()
+        if isinstance(finished, CutToolUse):
+            self._cut = self._cut or finished
+            return None
+        self._done[index] = finished
+        return BlockFinished(index=index, block=finished)
+
+    def _end_of_message(self, event: dict[str, Any]) -> None:
+        self._stop_reason = _text(_dict(event.get("delta")).get("stop_reason")) or self._stop_reason
+        self._usage = Usage.from_wire(_dict(event.get("usage")), base=self._usage)
+
+    def _finish_message(self) -> MessageFinished:
+        for index in tuple(self._open):
+            self._finish_block(index)
+        self._stopped = True
+        reply = self.reply
+        assert reply is not None
+        return MessageFinished(reply=reply)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise BadJson("of a streamed event cannot be read", offset=getattr(exc, "pos", 0)) from exc
+    return _dict(event)
+
+
+def _unescaped(raw: bytes) -> str:
+    try:
+        text = raw.decode()
+        if "\\" not in text:
+            return text
+        text = str(json.loads(f'"{text}"'))
+    except ValueError as exc:
+        raise BadJson("of a streamed event holds a broken string", offset=0) from exc
+    # A lone surrogate cannot be shown or published; the wire bytes keep it.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _spans(data: bytes, *path: str) -> dict[str, Span]:
+    """Where the members of the object at `path` are in `data`."""
+    text = readable(data)
+    start = text.index("{")
+    for step in path:
+        start = next(member.value.start for member in reversed(members_of(text, start)) if member.key == step)
+    return {member.key: member.value for member in members_of(text, start)}
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
