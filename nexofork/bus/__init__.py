@@ -1,0 +1,1 @@
+"""NATS, and the only place that knows it: connection, streams, run log, pickup, blobs, presence, embedded server."""

@@ -1,0 +1,108 @@
+"""nats-py with the doors closed through which one message could end a connection for good.
+
+Anybody who may publish can choose the bytes of a subject and of a header block. nats-py (2.16) stops reading when they
+are not UTF-8, splits a subject at a vertical tab, and closes itself for ever on an error line of the server that it
+does not know. A stored message would do that to every daemon it is delivered to, again after each reconnect.
+Invariant: whatever the server sends, the client either hands it on or reconnects.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from nats.aio.client import Client
+from nats.errors import Error, ProtocolError
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION, Parser
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+__all__ = ["SturdyClient"]
+
+# The protocol separates by space and tab only; \s would also split at \v and \f, which may stand in a subject.
+_MESSAGE = re.compile(rb"\A(H?)MSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)((?:[ \t]+[^ \t\r\n]+)*)[ \t]*\r\n")
+_MAX_LINE = 64 * 1024
+_CRLF = b"\r\n"
+
+
+class SturdyClient(Client):
+    """A client that no message and no error line of the server can end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = _SturdyParser(self)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:
+            await super()._process_err(err_msg)
+            return
+        error = Error(f"nats: {err_msg}")
+        await self._error_cb(error)
+        await self._process_op_err(error)
+
+    async def _process_headers(self, headers: Any) -> dict[str, str] | None:
+        if not headers:
+            return None
+        first, _, lines = bytes(headers).partition(_CRLF)
+        _, _, status = first.partition(b" ")
+        found: dict[str, str] = {}
+        if status:
+            code, _, description = status.strip().decode("utf-8", "replace").partition(" ")
+            found = {"Status": code, "Description": description}
+        # The server's own lines stand last, so they win over what a publisher wrote under the same names.
+        return found | self._parse_header_lines(lines)
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return self.msg_class(
+            subject=bytes(subject).decode("utf-8", "backslashreplace"),
+            reply=bytes(reply).decode("utf-8", "backslashreplace"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+
+class _SturdyParser(Parser):
+    async def parse(self, data: bytes = b"") -> None:
+        self.buf.extend(data)
+        while self.buf:
+            if found := _MESSAGE.match(self.buf):
+                if not await self._take(found):
+                    return
+            elif (end := self.buf.find(_CRLF)) >= 0:
+                await self._take_line(end + len(_CRLF))
+            elif len(self.buf) > _MAX_LINE:
+                raise ProtocolError("nats: a control line without an end")
+            else:
+                return
+
+    async def _take(self, found: re.Match[bytes]) -> bool:
+        """Hand on one message; False when it is not complete yet."""
+        sizes = found[4].split()
+        has_headers = bool(found[1])
+        reply = sizes.pop(0) if len(sizes) == (3 if has_headers else 2) else b""
+        if len(sizes) != (2 if has_headers else 1) or not all(size.isdigit() for size in sizes):
+            raise ProtocolError("nats: malformed MSG")
+        start, total = found.end(), int(sizes[-1])
+        if len(self.buf) < start + total + len(_CRLF):
+            return False
+        body = start + (int(sizes[0]) if has_headers else 0)
+        headers = bytes(self.buf[start:body]) if has_headers else None
+        payload = bytes(self.buf[body : start + total])
+        subject, sid = found[2], int(found[3])
+        del self.buf[: start + total + len(_CRLF)]
+        await self.nc._process_msg(sid, subject, reply, payload, headers)
+        return True
+
+    async def _take_line(self, end: int) -> None:
+        """Let nats-py read one control line; an error in it may reset the buffer, which then stays so."""
+        rest = self.buf[end:]
+        del self.buf[end:]
+        line = self.buf
+        await super().parse(b"")
+        if self.buf is line:
+            self.buf = rest

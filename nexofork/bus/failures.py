@@ -1,0 +1,205 @@
+"""What can go wrong on the bus, each with the facts to act on.
+
+All are a ``BusError``: ``retryable`` says whether the same call may succeed later. A refusal by the server keeps the
+server's own words, because a timeout in its place would send the reader to look in the wrong direction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nexofork.errors import BusError
+
+if TYPE_CHECKING:
+    from nexofork.wire.messages import AbortEvent, BlobRef
+
+__all__ = [
+    "AlreadyStored",
+    "BusDenied",
+    "BusUnreachable",
+    "ConnectionLost",
+    "CorruptBlob",
+    "JetStreamRefused",
+    "MissingBlob",
+    "NoAnswer",
+    "NoResponders",
+    "NotPermitted",
+    "PayloadTooLarge",
+    "RunAborted",
+    "RunExists",
+    "ServerFailed",
+    "StoreFull",
+    "WrongTip",
+]
+
+
+class BusUnreachable(BusError):
+    """No NATS server answered at any of the URLs."""
+
+    def __init__(self, urls: tuple[str, ...], reason: str) -> None:
+        self.urls = urls
+        self.reason = reason
+        super().__init__(
+            f"No NATS server was reached at {', '.join(urls)}: {reason}. "
+            "Start one (`nexofork serve`), or name the right one with --nats or NATS_URL.",
+            retryable=True,
+        )
+
+
+class BusDenied(BusError):
+    """The server, or the credentials file itself, did not let us in."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"NATS did not accept the credentials: {reason}. "
+            "Give the credentials of this role with --creds or --nkey (`nexofork auth init` makes them).",
+            retryable=False,
+        )
+
+
+class NotPermitted(BusError):
+    """The server does not let this role publish or subscribe there."""
+
+    def __init__(self, action: str, subject: str, identity: str) -> None:
+        self.action = action
+        self.subject = subject
+        self.identity = identity
+        super().__init__(
+            f"NATS does not permit {identity} this: permissions violation for {action} to {subject!r}. "
+            "Use credentials of the role that may.",
+            retryable=False,
+        )
+
+
+class PayloadTooLarge(BusError):
+    """The message does not fit the server's limit; it was not sent."""
+
+    def __init__(self, subject: str, *, size: int, limit: int) -> None:
+        self.subject = subject
+        self.size = size
+        """Bytes, headers included."""
+        self.limit = limit
+        super().__init__(
+            f"The message for {subject!r} has {size} bytes with its headers and the server takes {limit}. "
+            "Nothing was sent; put the content in a blob, or raise the server's max_payload.",
+            retryable=False,
+        )
+
+
+class NoAnswer(BusError):
+    """Nothing came back in time; whether the request was taken is unknown."""
+
+    def __init__(self, subject: str, timeout_s: float, *, connected: bool) -> None:
+        self.subject = subject
+        self.timeout_s = timeout_s
+        state = "" if connected else "; the connection is down and is being restored"
+        super().__init__(f"No answer on {subject!r} within {timeout_s:g} s{state}.", retryable=True)
+
+
+class ConnectionLost(BusError):
+    """The connection broke before the answer came; whether the request was taken is unknown."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"The connection to NATS broke before the answer on {subject!r} came.", retryable=True)
+
+
+class NoResponders(BusError):
+    """Nobody listens there: no such stream or consumer, no leader, or not imported by this account."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(
+            f"Nobody answers on {subject!r}: the stream or consumer does not exist, has no leader at the moment, "
+            "or this account does not import it. The server needs JetStream with the domain 'fork' "
+            "(`nexofork serve` has it).",
+            retryable=True,
+        )
+
+
+class JetStreamRefused(BusError):
+    """JetStream answered with an error."""
+
+    def __init__(self, subject: str, *, code: int, err_code: int, description: str) -> None:
+        self.subject = subject
+        self.code = code
+        """Like an HTTP status."""
+        self.err_code = err_code
+        """The exact reason, as JetStream numbers it."""
+        self.description = description
+        super().__init__(
+            f"JetStream refused {subject!r}: {description} (error {err_code}).", retryable=code in (408, 503)
+        )
+
+
+class WrongTip(JetStreamRefused):
+    """A compare-and-set lost: the subject has moved on, or another write is on its way."""
+
+
+class AlreadyStored(JetStreamRefused):
+    """The subject is write-once, or full, and takes no more messages."""
+
+
+class StoreFull(BusError):
+    """The store takes no more of this."""
+
+    def __init__(self, what: str, detail: str) -> None:
+        self.what = what
+        self.detail = detail
+        super().__init__(
+            f"The store of {what} is full: {detail}. Wait for old runs to expire, or provision more max_bytes.",
+            retryable=True,
+        )
+
+
+class RunExists(BusError):
+    """The run id was used for another request."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(f"Run {run_id} was already requested with other content. Use a new run id.", retryable=False)
+
+
+class RunAborted(BusError):
+    """The log says that the parent ended the run."""
+
+    def __init__(self, event: AbortEvent, seq: int) -> None:
+        self.event = event
+        self.seq = seq
+        by = f" by {event.by}" if event.by else ""
+        super().__init__(f"The run was aborted{by}: {event.note or 'no reason given'}.", retryable=False)
+
+
+class MissingBlob(BusError):
+    """A blob, or a piece of it, is not stored."""
+
+    def __init__(self, ref: BlobRef, *, found: int = 0) -> None:
+        self.ref = ref
+        self.found = found
+        """How many of its pieces were there."""
+        super().__init__(
+            f"Blob {ref.owner}/{ref.name} is not stored ({found} of {ref.chunks} pieces found): it expired "
+            "or was never uploaded. Ask its owner to upload it again.",
+            retryable=True,
+        )
+
+
+class CorruptBlob(BusError):
+    """What is stored under the name is not what the reference says."""
+
+    def __init__(self, ref: BlobRef, problem: str) -> None:
+        self.ref = ref
+        self.problem = problem
+        super().__init__(
+            f"Blob {ref.owner}/{ref.name} is corrupt: {problem}. Ask its owner for a new reference.", retryable=False
+        )
+
+
+class ServerFailed(BusError):
+    """The embedded server did not start."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"The embedded nats-server {problem}. {fix}", retryable=False)

@@ -1,0 +1,105 @@
+"""Talk to JetStream by its own subjects: call its API, store a message, read its refusals.
+
+Every role reaches the API under the domain ``fork``, with and without accounts, so that code is the same for all.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from nexofork.bus.failures import AlreadyStored, JetStreamRefused, StoreFull, WrongTip
+from nexofork.errors import BusError
+from nexofork.wire.streams import DOMAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nexofork.bus.connection import Bus, Msg
+
+__all__ = ["ADMIN_API", "API", "call", "expect_last", "store"]
+
+API = f"$JS.{DOMAIN}.API"
+ADMIN_API = "$JS.API"
+"""What an admin uses who logs in to the account that owns JetStream."""
+
+_WRONG_LAST = 10071
+_IN_FLIGHT = 10164  # on a replicated stream: a write under the same filter is not decided yet
+_STORE_FAILED = 10077
+_NO_RESOURCES = (10023, 10028, 10047)
+
+
+async def call(bus: Bus, subject: str, payload: Mapping[str, Any] | None = None, *, api: str = API) -> dict[str, Any]:
+    """Call the JetStream API and return its answer.
+
+    Args:
+        bus: The connection.
+        subject: Without the prefix, as ``STREAM.INFO.FORK``.
+        payload: The request, as JSON.
+        api: The prefix.
+
+    Raises:
+        JetStreamRefused: The answer is an error.
+        BusError: There was no answer.
+    """
+    full = f"{api}.{subject}"
+    return _answer(full, await bus.request(full, b"" if payload is None else json.dumps(payload).encode()))
+
+
+async def store(
+    bus: Bus, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
+) -> int:
+    """Store a message and return its sequence once JetStream has confirmed it.
+
+    Raises:
+        WrongTip: The compare-and-set in the headers lost.
+        AlreadyStored: The subject takes no more messages.
+        StoreFull: The stream has no more room.
+        PayloadTooLarge: It was not sent.
+        BusError: There was no answer, so it may be stored or not.
+    """
+    answer = _answer(subject, await bus.request(subject, data, headers=headers, timeout_s=timeout_s))
+    try:
+        return int(answer["seq"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise _not_jetstream(subject) from exc
+
+
+def expect_last(seq: int, filter_: str) -> dict[str, str]:
+    """Return the headers that make a write a compare-and-set over a filter.
+
+    On a replicated stream only writes that name the identical filter see each other while they are under way.
+    """
+    return {
+        "Nats-Expected-Last-Subject-Sequence": str(seq),
+        "Nats-Expected-Last-Subject-Sequence-Subject": filter_,
+    }
+
+
+def _answer(subject: str, reply: Msg) -> dict[str, Any]:
+    try:
+        answer = json.loads(reply.data)
+    except ValueError as exc:
+        raise _not_jetstream(subject) from exc
+    if not isinstance(answer, dict):
+        raise _not_jetstream(subject)
+    error = answer.get("error")
+    if isinstance(error, dict):
+        raise _refusal(subject, error)
+    return answer
+
+
+def _refusal(subject: str, error: Mapping[str, Any]) -> BusError:
+    err_code, description = int(error.get("err_code", 0)), str(error.get("description", "no reason given"))
+    if err_code in _NO_RESOURCES or (err_code == _STORE_FAILED and "per subject" not in description):
+        return StoreFull(subject, description)
+    kind = JetStreamRefused
+    if err_code in (_WRONG_LAST, _IN_FLIGHT):
+        kind = WrongTip
+    elif err_code == _STORE_FAILED:
+        kind = AlreadyStored
+    return kind(subject, code=int(error.get("code", 0)), err_code=err_code, description=description)
+
+
+def _not_jetstream(subject: str) -> BusError:
+    return BusError(f"Something that is not JetStream answered on {subject!r}.", retryable=False)

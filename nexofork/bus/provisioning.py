@@ -1,0 +1,224 @@
+"""Make sure that the streams and the pickup consumer are there, or say who can make them.
+
+Safe to run at every start of everything, at the same time. Settings that the design needs are restored; limits that an
+admin chose (size, age, replicas) are left alone unless they are given. With accounts no role but admin may create
+anything, because a consumer's deliver subject could forge an abort: then this only checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nexofork.bus.failures import JetStreamRefused, NoResponders, NotPermitted, StoreFull
+from nexofork.bus.jetstream import ADMIN_API, API, call
+from nexofork.errors import BusError
+from nexofork.wire.streams import CONSUMER, consumer_settings, log_stream, stream_settings
+from nexofork.wire.subjects import DEFAULT_POOL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nexofork.bus.connection import Bus
+
+__all__ = ["Provisioned", "provision"]
+
+log = logging.getLogger(__name__)
+
+_NEEDED = (
+    "subjects",
+    "retention",
+    "discard",
+    "discard_new_per_subject",
+    "allow_direct",
+    "deny_delete",
+    "deny_purge",
+    "allow_rollup_hdrs",
+    "republish",
+)
+_CONSUMER_NEEDED = ("filter_subject", "ack_policy", "max_deliver")
+_NO_STREAM = 10059
+_NO_CONSUMER = 10014
+_NAME_TAKEN = 10058
+_NO_PEERS = 10005
+_NOT_CLUSTERED = 10074
+_REPLICAS = 3
+_DEADLINE_S = 15.0
+_PEERS_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provisioned:
+    """What is in force now."""
+
+    lease_s: float
+    """How long a request may stay unrenewed; another than asked for where this role may not change it."""
+
+
+async def provision(
+    bus: Bus,
+    *,
+    pool: str = DEFAULT_POOL,
+    lease_s: float | None = 15.0,
+    replicas: int | None = None,
+    max_bytes: int | None = None,
+) -> Provisioned:
+    """Create or update what is missing or wrong.
+
+    Args:
+        bus: The connection.
+        pool: Whose log, inbox and consumer.
+        lease_s: How long a request may stay unrenewed; None leaves an existing consumer as it is.
+        replicas: None means 3 on a cluster that has them, else 1; an existing stream keeps its number.
+        max_bytes: The log's limit; None means 1 GiB for a new stream and leaves an existing one.
+
+    Raises:
+        BusError: Something is missing or wrong and this role may not change it; the message names the admin command.
+    """
+    work = _Provisioner(bus, api=await _api_prefix(bus, pool), replicas=replicas, max_bytes=max_bytes)
+    for wanted in stream_settings(pool, **({} if max_bytes is None else {"max_bytes": max_bytes})):
+        await work.stream(wanted)
+    return Provisioned(lease_s=await work.consumer(pool, lease_s))
+
+
+async def _api_prefix(bus: Bus, pool: str) -> str:
+    """Return the prefix this role reaches JetStream under."""
+    try:
+        await _patiently(bus, f"STREAM.INFO.{log_stream(pool)}", None, API)
+    except NotPermitted:
+        return ADMIN_API
+    except JetStreamRefused:
+        pass  # it answers, which is all that is asked
+    return API
+
+
+class _Provisioner:
+    def __init__(self, bus: Bus, *, api: str, replicas: int | None, max_bytes: int | None) -> None:
+        self._bus = bus
+        self._api = api
+        self._given = {"num_replicas": replicas, "max_bytes": max_bytes}
+        self._replicas = replicas or _REPLICAS
+        self._fixed_replicas = replicas is not None
+
+    async def stream(self, wanted: dict[str, Any]) -> None:
+        name = wanted["name"]
+        current = await self._info(f"STREAM.INFO.{name}", _NO_STREAM)
+        if current is None:
+            current = await self._create(wanted)
+        changes = self._changes(current, wanted)
+        if changes:
+            await self._do(
+                f"STREAM.UPDATE.{name}", {**current, **changes}, f"stream {name} has other {_names(changes)}"
+            )
+
+    async def consumer(self, pool: str, lease_s: float | None) -> float:
+        stream = log_stream(pool)
+        wanted = consumer_settings(pool, **({} if lease_s is None else {"lease_s": lease_s}))
+        current = await self._info(f"CONSUMER.INFO.{stream}.{CONSUMER}", _NO_CONSUMER)
+        lacks = f"consumer {CONSUMER} of {stream} does not exist"
+        if current is not None:
+            changes = {key: wanted[key] for key in _CONSUMER_NEEDED if current.get(key) != wanted[key]}
+            if lease_s is not None and current.get("ack_wait") != wanted["ack_wait"]:
+                changes["ack_wait"] = wanted["ack_wait"]
+            if not changes:
+                return float(current["ack_wait"]) / 1e9
+            wanted = {**current, **changes}
+            lacks = f"consumer {CONSUMER} of {stream} has other {_names(changes)}"
+            if set(changes) == {"ack_wait"} and not await self._may(stream, wanted):
+                return float(current["ack_wait"]) / 1e9
+        await self._do(f"CONSUMER.CREATE.{stream}.{CONSUMER}", {"stream_name": stream, "config": wanted}, lacks)
+        return float(wanted["ack_wait"]) / 1e9
+
+    async def _may(self, stream: str, wanted: Mapping[str, Any]) -> bool:
+        """Change the lease where allowed; another lease than the wanted one is no reason to stop."""
+        try:
+            await self._do(f"CONSUMER.CREATE.{stream}.{CONSUMER}", {"stream_name": stream, "config": wanted}, "")
+        except BusError as exc:
+            log.info("the lease stays as the admin set it: %s", exc)
+            return False
+        return True
+
+    def _changes(self, current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+        needed = {key: wanted[key] for key in _NEEDED if key in wanted}
+        if wanted.get("max_msgs_per_subject") == 1:  # write-once, or latest value: part of what the stream means
+            needed["max_msgs_per_subject"] = 1
+        for key, value in self._given.items():
+            if value is not None and key in wanted:
+                needed[key] = value if key == "num_replicas" else wanted[key]
+        return {key: value for key, value in needed.items() if not _same(current.get(key), value)}
+
+    async def _create(self, wanted: dict[str, Any]) -> Mapping[str, Any]:
+        name, loop = wanted["name"], asyncio.get_running_loop()
+        give_up = loop.time() + _PEERS_S
+        while True:
+            settings = {**wanted, "num_replicas": self._replicas}
+            try:
+                return await self._do(f"STREAM.CREATE.{name}", settings, f"stream {name} does not exist")
+            except JetStreamRefused as refused:
+                if refused.err_code == _NAME_TAKEN:  # somebody was faster
+                    return await self._info(f"STREAM.INFO.{name}", _NO_STREAM) or wanted
+                if self._fixed_replicas or refused.err_code not in (_NO_PEERS, _NOT_CLUSTERED):
+                    raise
+                if refused.err_code == _NO_PEERS and loop.time() < give_up:  # a cluster that is still coming up
+                    await asyncio.sleep(0.1)
+                    continue
+                if refused.err_code == _NO_PEERS:
+                    log.warning("the cluster has fewer than %d servers: %s is not replicated", _REPLICAS, name)
+                self._replicas, self._fixed_replicas = 1, True
+
+    async def _info(self, subject: str, missing: int) -> Mapping[str, Any] | None:
+        try:
+            config: Mapping[str, Any] = (await _patiently(self._bus, subject, None, self._api))["config"]
+        except JetStreamRefused as refused:
+            if refused.err_code == missing:
+                return None
+            raise
+        return config
+
+    async def _do(self, subject: str, payload: Mapping[str, Any], lacks: str) -> Mapping[str, Any]:
+        try:
+            config: Mapping[str, Any] = (await _patiently(self._bus, subject, payload, self._api))["config"]
+        except (NotPermitted, NoResponders) as exc:
+            raise BusError(
+                f"The {lacks}, and this role may not change it. Let an admin run "
+                "`nexofork provision --nats URL --creds ADMIN` (`nexofork auth init` makes the admin's credentials; "
+                "on one machine `nexofork serve` needs none).",
+                retryable=False,
+            ) from exc
+        except StoreFull as exc:
+            raise BusError(
+                f"The server has no room for this: {exc.detail}. Give it more storage, or provision fewer max_bytes.",
+                retryable=False,
+            ) from exc
+        return config
+
+
+async def _patiently(bus: Bus, subject: str, payload: Mapping[str, Any] | None, api: str) -> dict[str, Any]:
+    """Call the API, again while the server says that it is not ready yet (a cluster that elects a leader)."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + _DEADLINE_S
+    while True:
+        try:
+            return await call(bus, subject, payload, api=api)
+        except (NoResponders, StoreFull):
+            raise
+        except BusError as exc:
+            if not exc.retryable or loop.time() >= give_up:
+                raise
+        await asyncio.sleep(0.1)
+
+
+def _same(current: Any, wanted: Any) -> bool:
+    if isinstance(wanted, bool):
+        return bool(current) == wanted
+    if isinstance(wanted, list):
+        return sorted(current or []) == sorted(wanted)
+    if isinstance(wanted, dict):
+        return isinstance(current, dict) and all(current.get(key) == value for key, value in wanted.items())
+    return bool(current == wanted)
+
+
+def _names(changes: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(changes))

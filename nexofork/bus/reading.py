@@ -1,0 +1,160 @@
+"""Read what a stream holds.
+
+Decisions are made on ``last_of``, which the stream's leader answers; everything else may come from a replica that is a
+moment behind. A message is data only if the server names its stream and subject: a stored message can forge a status,
+but not the absence of these.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nexofork.bus.failures import JetStreamRefused, NoResponders
+from nexofork.bus.jetstream import API, call
+from nexofork.errors import BusError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nexofork.bus.connection import Bus, Msg
+
+__all__ = ["Stored", "first_of", "last_direct", "last_of", "last_of_many", "read_subject"]
+
+_NOT_FOUND = 10037
+_PAGE = 512
+_PAGE_BYTES = 8 << 20  # far below what the client buffers for one subscription before it drops messages
+_FILTERS = 256
+_TRIES = 3
+
+
+class Stored(NamedTuple):
+    """A message of a stream."""
+
+    seq: int
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+
+async def last_of(bus: Bus, stream: str, subject_or_filter: str) -> Stored | None:
+    """Return the newest message that matches, as the stream's leader knows it.
+
+    Raises:
+        BusError: It cannot be read.
+    """
+    return await _from_leader(bus, stream, {"last_by_subj": subject_or_filter})
+
+
+async def first_of(bus: Bus, stream: str, subject_or_filter: str, *, start_seq: int = 1) -> Stored | None:
+    """Return the oldest message that matches from a sequence on, as the stream's leader knows it.
+
+    Raises:
+        BusError: It cannot be read.
+    """
+    return await _from_leader(bus, stream, {"seq": max(start_seq, 1), "next_by_subj": subject_or_filter})
+
+
+async def last_direct(bus: Bus, stream: str, subject: str) -> Stored | None:
+    """Return the newest message of a subject from whichever replica answers; it may be a moment behind.
+
+    Raises:
+        BusError: It cannot be read.
+    """
+    reply = await bus.request(f"{API}.DIRECT.GET.{stream}.{subject}", b"")
+    return _stored(reply) if _is_data(reply) else None
+
+
+async def read_subject(bus: Bus, stream: str, filter_: str, *, start_seq: int = 1) -> list[Stored]:
+    """Return all messages that match, oldest first; a replica may leave out the newest for a moment.
+
+    Raises:
+        BusError: They cannot be read.
+    """
+    found: list[Stored] = []
+    while True:
+        query = {"seq": max(start_seq, 1), "next_by_subj": filter_, "batch": _PAGE, "max_bytes": _PAGE_BYTES}
+        page, end = await _page(bus, stream, query)
+        found += page
+        if not page or end.headers.get("Nats-Num-Pending", "0") == "0":
+            return found
+        start_seq = page[-1].seq + 1
+
+
+async def last_of_many(bus: Bus, stream: str, filters: Sequence[str]) -> list[Stored]:
+    """Return the newest message of every subject that matches one of the filters, in the order of the stream.
+
+    Raises:
+        BusError: They cannot be read, or one filter alone matches more subjects than the server answers for (1,024).
+    """
+    found: dict[int, Stored] = {}
+    for start in range(0, len(filters), _FILTERS):
+        for message in await _newest(bus, stream, filters[start : start + _FILTERS]):
+            found[message.seq] = message
+    return [found[seq] for seq in sorted(found)]
+
+
+async def _newest(bus: Bus, stream: str, filters: Sequence[str]) -> list[Stored]:
+    page, end = await _page(bus, stream, {"multi_last": list(filters)})
+    if end.status != "413":
+        return page
+    if len(filters) == 1:
+        raise BusError(f"{filters[0]!r} matches too many subjects of {stream} to read at once.", retryable=False)
+    half = len(filters) // 2
+    return [*await _newest(bus, stream, filters[:half]), *await _newest(bus, stream, filters[half:])]
+
+
+async def _from_leader(bus: Bus, stream: str, query: Mapping[str, Any]) -> Stored | None:
+    try:
+        message = (await call(bus, f"STREAM.MSG.GET.{stream}", query))["message"]
+    except JetStreamRefused as refused:
+        if refused.err_code == _NOT_FOUND:
+            return None
+        raise
+    try:
+        data, headers = base64.b64decode(message.get("data", "")), base64.b64decode(message.get("hdrs", ""))
+        return Stored(int(message["seq"]), str(message["subject"]), data, _headers(headers))
+    except (KeyError, ValueError, binascii.Error) as exc:
+        raise BusError(f"The answer about {stream} cannot be read.", retryable=False) from exc
+
+
+async def _page(bus: Bus, stream: str, query: Mapping[str, Any]) -> tuple[list[Stored], Msg]:
+    """Return one batch of messages and the server's closing word."""
+    subject = f"{API}.DIRECT.GET.{stream}"
+    for left in reversed(range(_TRIES)):
+        try:
+            *messages, end = await bus.collect(subject, json.dumps(query).encode(), is_last=_is_end)
+            break
+        except BusError as exc:
+            if not (exc.retryable and left):
+                raise
+    if end.status == "503":
+        raise NoResponders(subject)
+    if end.status not in ("204", "404", "413"):
+        words = end.headers.get("Description", "no reason given")
+        raise JetStreamRefused(subject, code=400, err_code=0, description=f"{end.status} {words}")
+    return [_stored(message) for message in messages], end
+
+
+def _is_data(msg: Msg) -> bool:
+    return "Nats-Stream" in msg.headers and "Nats-Subject" in msg.headers
+
+
+def _is_end(msg: Msg) -> bool:
+    return not _is_data(msg)
+
+
+def _stored(msg: Msg) -> Stored:
+    return Stored(int(msg.headers["Nats-Sequence"]), msg.headers["Nats-Subject"], msg.data, msg.headers)
+
+
+def _headers(block: bytes) -> dict[str, str]:
+    """Read a header block as it is stored."""
+    found: dict[str, str] = {}
+    for line in block.split(b"\r\n")[1:]:
+        key, colon, value = line.partition(b":")
+        if colon:
+            found[key.strip().decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
+    return found

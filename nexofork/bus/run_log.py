@@ -1,0 +1,317 @@
+"""A run's log: two subjects of one stream, one order, one writer.
+
+Every write is a compare-and-set over both subjects, so a claim is one write that means "not claimed, not aborted", and
+a daemon that lost the run cannot add to it. When a write is refused, or its answer is lost, what stands behind the last
+known sequence decides (the tip rule): our own message id means that it had landed, an abort means stop, a report of our
+epoch or a higher one by somebody else means that the run is lost.
+Invariant: a message is on the log once or not at all, however often its answer is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+
+from nexofork.bus.failures import AlreadyStored, NotPermitted, RunAborted, RunExists, StoreFull, WrongTip
+from nexofork.bus.jetstream import expect_last, store
+from nexofork.bus.reading import Stored, first_of, last_of, read_subject
+from nexofork.errors import BadMessage, BusError, RunLost
+from nexofork.wire import subjects
+from nexofork.wire.messages import AbortEvent, Answer, Final, Requested, decode_event, decode_report, encode
+from nexofork.wire.streams import inbox_stream, log_stream
+from nexofork.wire.subjects import DEFAULT_POOL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from nexofork.bus.connection import Bus
+    from nexofork.wire.messages import Report
+
+__all__ = ["AbortOutcome", "Entry", "RunAborted", "RunExists", "RunLog", "StoreFull"]
+
+_REFUSE_AT = 0.8
+_ABORT_TRIES = 8
+_DEADLINE_S = 30.0
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """One message of a run's log."""
+
+    seq: int
+    message: Requested | AbortEvent | Report | BadMessage
+    """What it says, or why it cannot be read."""
+    raw: Stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortOutcome:
+    """What became of an abort."""
+
+    how: Literal["logged", "inbox", "already", "ended", "unknown"]
+    """On the log; in the inbox because the log is full; aborted before; the run was over; there is no such run."""
+    seq: int = 0
+    """Where it stands: of the abort (logged, already), or of the final report (ended)."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether an abort is in place now, ours or an earlier one."""
+        return self.how in ("logged", "inbox", "already")
+
+
+class RunLog:
+    """The log of one run."""
+
+    def __init__(self, bus: Bus, run_id: str, *, pool: str = DEFAULT_POOL, deadline_s: float = _DEADLINE_S) -> None:
+        self.run_id = run_id
+        self.stream = log_stream(pool)
+        self._bus = bus
+        self._pool = pool
+        self._deadline_s = deadline_s
+        self._events = subjects.events(run_id, pool)
+        self._reports = subjects.reports(run_id, pool)
+        self._filter = subjects.run_filter(run_id, pool)
+
+    async def request(self, event: Requested, *, headers: Mapping[str, str] | None = None) -> int:
+        """Ask for the run and return the request's sequence; asking again with the same id changes nothing.
+
+        Raises:
+            RunExists: The run id was used for another request.
+            RunAborted: The run was aborted before it was asked for.
+            StoreFull: The log is so full that only aborts and reports still go in.
+            PayloadTooLarge: The request does not fit a message.
+            BusError: NATS did not confirm it before the deadline.
+        """
+        fill = await self._bus.stream_fill(self.stream)
+        if fill >= _REFUSE_AT:
+            raise StoreFull(self.stream, f"{fill:.0%} used, and new runs are refused from {_REFUSE_AT:.0%}")
+        data, tries = encode(event), _Tries(self._deadline_s)
+        while True:
+            try:
+                return await self._put(self._events, data, 0, headers)
+            except WrongTip as exc:
+                tries.note(exc)
+            except BusError as exc:
+                tries.check(exc)
+            stored = await tries.read(lambda: first_of(self._bus, self.stream, self._filter))
+            if stored is not None:
+                return self._requested(stored, event)
+            await tries.pause()
+
+    async def append(self, report: Report, *, after: int, headers: Mapping[str, str] | None = None) -> int:
+        """Add a report behind a sequence and return its own.
+
+        Raises:
+            RunAborted: The parent ended the run.
+            RunLost: Another daemon has it, or it is over.
+            StoreFull: The log has no more room at all.
+            PayloadTooLarge: It was not sent.
+            BusError: NATS did not confirm it before the deadline; it may have landed.
+        """
+        data, tries, tip = encode(report), _Tries(self._deadline_s), after
+        while True:
+            refused = False
+            try:
+                return await self._put(self._reports, data, tip, headers)
+            except WrongTip as exc:
+                refused = True
+                tries.note(exc)
+            except BusError as exc:
+                tries.check(exc)
+            landed, tip = await tries.read(lambda: self._judge(report, after))
+            if landed:
+                return tip
+            if refused and tip == after:
+                await self._check_kept(after, tries)
+            await tries.pause()
+
+    async def abort(self, event: AbortEvent) -> AbortOutcome:
+        """End the run; a no-op where it is over, was aborted, or was never asked for.
+
+        The compare-and-set makes sure that no report follows that did not know of the abort. Where writers keep
+        winning, or the log is full, the abort goes in all the same.
+
+        Raises:
+            BusError: NATS did not confirm it before the deadline.
+        """
+        data, tries = encode(event), _Tries(self._deadline_s)
+        for attempt in range(1, 1000):
+            last_event = await tries.read(lambda: last_of(self._bus, self.stream, self._events))
+            last_report = await tries.read(lambda: last_of(self._bus, self.stream, self._reports))
+            if settled := self._settled(event, last_event, last_report):
+                return settled
+            tip = max(stored.seq for stored in (last_event, last_report) if stored is not None)
+            try:
+                plain = attempt > _ABORT_TRIES
+                return AbortOutcome(how="logged", seq=await self._put(self._events, data, None if plain else tip))
+            except WrongTip as exc:
+                tries.note(exc)
+            except (StoreFull, AlreadyStored):
+                return await self._abort_by_inbox(event)
+            except BusError as exc:
+                tries.check(exc)
+            await tries.pause()
+        raise AssertionError("unreachable: the deadline ends the loop")
+
+    async def entries(self, *, start_seq: int = 1) -> list[Entry]:
+        """Return the log from a sequence on, complete up to this moment; what cannot be read says so in its place.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        found = await read_subject(self._bus, self.stream, self._filter, start_seq=start_seq)
+        try:
+            tip = await last_of(self._bus, self.stream, self._filter)
+        except NotPermitted:  # observers read replicas only
+            return [_entry(stored) for stored in found]
+        # A replica may be behind; the leader has the rest.
+        known = found[-1].seq if found else start_seq - 1
+        while tip is not None and known < tip.seq:
+            newer = await first_of(self._bus, self.stream, self._filter, start_seq=known + 1)
+            if newer is None:
+                break
+            found.append(newer)
+            known = newer.seq
+        return [_entry(stored) for stored in found]
+
+    async def tip(self) -> Entry | None:
+        """Return the newest entry, as the stream's leader knows it.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        stored = await last_of(self._bus, self.stream, self._filter)
+        return None if stored is None else _entry(stored)
+
+    async def inbox_abort(self) -> AbortEvent | None:
+        """Return the abort that came by the inbox because the log was full, if there is one.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        subject = subjects.inbox(self.run_id, "abort", self._pool)
+        stored = await last_of(self._bus, inbox_stream(self._pool), subject)
+        if stored is None:
+            return None
+        try:
+            answer = Answer.model_validate_json(stored.data)
+        except ValueError:
+            return AbortEvent(note="an abort that cannot be read")
+        return AbortEvent(id=answer.id, note=answer.text, by=str(answer.data.get("by", "")))
+
+    async def _put(self, subject: str, data: bytes, after: int | None, headers: Mapping[str, str] | None = None) -> int:
+        expected = {} if after is None else expect_last(after, self._filter)
+        return await store(self._bus, subject, data, headers={**(headers or {}), **expected} or None)
+
+    async def _judge(self, report: Report, after: int) -> tuple[bool, int]:
+        """Apply the tip rule to what stands behind a sequence, as the leader has it: a replica may be behind.
+
+        Returns:
+            Whether our own message is there, and its sequence; else where the log ends without anything that counts.
+        """
+        aborted: RunAborted | None = None
+        while (stored := await first_of(self._bus, self.stream, self._filter, start_seq=after + 1)) is not None:
+            after, message = stored.seq, _entry(stored).message
+            if isinstance(message, BadMessage):
+                continue
+            if message.id == report.id:
+                return True, after
+            if isinstance(message, AbortEvent):
+                aborted = aborted or RunAborted(message, after)
+            elif isinstance(message, Final):
+                raise aborted or RunLost(self.run_id, f"it ended as {message.status} at {after}")
+            elif not isinstance(message, Requested) and message.epoch >= report.epoch:
+                raise aborted or RunLost(self.run_id, f"epoch {message.epoch} wrote at {after}, ours is {report.epoch}")
+        if aborted is not None:
+            raise aborted
+        return False, after
+
+    async def _check_kept(self, after: int, tries: _Tries) -> None:
+        """Refused with nothing behind: a write under way, or a log that is not the one we wrote to."""
+        tip = await tries.read(lambda: last_of(self._bus, self.stream, self._filter))
+        if after and (tip is None or tip.seq < after) and tries.count > _ABORT_TRIES:
+            raise RunLost(self.run_id, f"the log no longer holds sequence {after}")
+
+    def _requested(self, first: Stored, event: Requested) -> int:
+        message = _entry(first).message
+        if isinstance(message, Requested) and message.id == event.id:
+            return first.seq
+        if isinstance(message, AbortEvent):
+            raise RunAborted(message, first.seq)
+        raise RunExists(self.run_id)
+
+    def _settled(self, event: AbortEvent, last_event: Stored | None, last_report: Stored | None) -> AbortOutcome | None:
+        if last_report is not None and isinstance(_entry(last_report).message, Final):
+            return AbortOutcome(how="ended", seq=last_report.seq)
+        if last_event is None:
+            return AbortOutcome(how="unknown") if last_report is None else None
+        message = _entry(last_event).message
+        if isinstance(message, AbortEvent):
+            return AbortOutcome(how="logged" if message.id == event.id else "already", seq=last_event.seq)
+        return None
+
+    async def _abort_by_inbox(self, event: AbortEvent) -> AbortOutcome:
+        answer = Answer(id=event.id, at=event.at, kind="abort", text=event.note, data={"by": event.by})
+        try:
+            await store(self._bus, subjects.inbox(self.run_id, "abort", self._pool), encode(answer))
+        except AlreadyStored:
+            return AbortOutcome(how="already")
+        return AbortOutcome(how="inbox")
+
+
+class _Tries:
+    """How long an uncertain write is pursued."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._give_up = self._loop.time() + deadline_s
+        self._last: BusError | None = None
+        self.count = 0
+
+    def note(self, error: BusError) -> None:
+        self._last = error
+
+    def check(self, error: BusError) -> None:
+        """Go on after an unknown outcome.
+
+        Raises:
+            BusError: Trying again would not help.
+        """
+        if not error.retryable or isinstance(error, (StoreFull, AlreadyStored)):
+            raise error
+        self._last = error
+
+    async def read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read what the decision needs, again while NATS does not answer.
+
+        Raises:
+            BusError: It did not before the deadline, or the reading decided.
+        """
+        while True:
+            try:
+                return await read()
+            except BusError as exc:
+                self.check(exc)
+            await self.pause()
+
+    async def pause(self) -> None:
+        """Wait a little, longer each time, and not beyond the deadline.
+
+        Raises:
+            BusError: The deadline has passed; it is the last failure.
+        """
+        self.count += 1
+        if self._loop.time() >= self._give_up:
+            assert self._last is not None, "a pause follows a failure"
+            raise self._last
+        await asyncio.sleep(min(0.002 * 2**self.count, 0.25))
+
+
+def _entry(stored: Stored) -> Entry:
+    decode = decode_event if stored.subject.endswith(".events") else decode_report
+    try:
+        return Entry(stored.seq, decode(stored.data), stored)
+    except BadMessage as exc:
+        return Entry(stored.seq, exc, stored)

@@ -1,0 +1,1 @@
+"""What travels on NATS: pure values, validated where untrusted bytes come in."""

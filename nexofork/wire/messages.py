@@ -1,0 +1,327 @@
+"""The messages of a run: what a parent asks for and what a daemon reports.
+
+Decoders ignore fields they do not know and refuse kinds and versions they do not know. Every message carries an id of
+its own: after a publish whose answer was lost, the writer finds out by it whether the message had landed.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from nexofork.errors import BadMessage
+
+__all__ = [
+    "INLINE_BYTES",
+    "VERSION",
+    "AbortEvent",
+    "Answer",
+    "Asked",
+    "BlobRef",
+    "Claimed",
+    "Daemon",
+    "Delivered",
+    "Delta",
+    "Event",
+    "Final",
+    "HandedOver",
+    "Parent",
+    "Payload",
+    "Presence",
+    "Report",
+    "Requested",
+    "ToolFinished",
+    "ToolStarted",
+    "Turn",
+    "decode_event",
+    "decode_report",
+    "encode",
+]
+
+VERSION: Literal[1] = 1
+INLINE_BYTES = 32 * 1024
+"""Payloads above this travel as blobs, so that the log never fills up with content."""
+
+_HEX = r"^[0-9a-f]{64}$"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class BlobRef(_Model):
+    """A content kept beside the log: a name to find it by, a digest to check it with."""
+
+    owner: Literal["parent", "daemon"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    """Usually the digest itself; another one where that name was taken."""
+    sha256: str = Field(pattern=_HEX)
+    size: int = Field(ge=0)
+    chunks: int = Field(ge=1, le=100_000)
+
+
+class Delta(_Model):
+    """A content that keeps both ends of another one: what a parent's next turn adds to its last."""
+
+    base: BlobRef
+    prefix: int = Field(ge=0)
+    """How many bytes of the base come first."""
+    suffix: int = Field(ge=0)
+    """How many bytes of the base come last."""
+    middle: BlobRef | str
+    """What stands between them; a string is taken as UTF-8."""
+    sha256: str = Field(pattern=_HEX)
+    """Of the whole."""
+    size: int = Field(ge=0)
+
+
+class Payload(_Model):
+    """Bytes, one way or another. Text is the bytes' UTF-8; it keeps them exactly."""
+
+    text: str | None = None
+    blob: BlobRef | None = None
+    delta: Delta | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Payload:
+        if sum(way is not None for way in (self.text, self.blob, self.delta)) != 1:
+            raise ValueError("give exactly one of text, blob and delta")
+        return self
+
+
+class _Message(_Model):
+    v: Literal[1] = VERSION
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex, max_length=128)
+    at: float = 0.0
+    """Unix time, for people; nothing is decided by it."""
+
+
+class Parent(_Model):
+    """Who asked."""
+
+    id: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
+    host: str = ""
+    agent: str = "main"
+    heartbeat_s: float | None = None
+    """How often the parent says that it is there; None where it does not."""
+
+
+class Requested(_Message):
+    """Run a fork. The smallest valid one has a snapshot and a directive."""
+
+    kind: Literal["requested"] = "requested"
+    snapshot: Payload
+    """The parent's request body."""
+    directive: str = Field(min_length=1)
+    reply: Payload | None = None
+    """The assistant message it got: an API response or a content array."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    query: list[tuple[str, str]] = Field(default_factory=list)
+    exact: bool = True
+    sent_at: float | None = None
+    workspace_id: str | None = None
+    notes: list[str] = Field(default_factory=list)
+    label: str = "fork"
+    query_source: str = "agent:builtin:fork"
+    parent: Parent = Field(default_factory=Parent)
+    group: str | None = None
+    boilerplate: bool = True
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    agent_id: str | None = None
+    reminder: str | None = None
+    allow_cache_break: bool = False
+    max_turns: int = Field(default=200, ge=1)
+    timeout_s: float | None = Field(default=None, gt=0)
+    on_parent_gone: Literal["continue", "abort"] = "continue"
+    skip_transcript: bool = False
+    replacements: dict[str, Any] | None = None
+
+
+class AbortEvent(_Message):
+    """End the run. Only a parent can say this; it exists only as an event."""
+
+    kind: Literal["abort"] = "abort"
+    note: str = ""
+    by: str = ""
+
+
+class Answer(_Message):
+    """What a parent puts in a run's inbox."""
+
+    kind: Literal["answer", "message", "abort", "alive"]
+    text: str = ""
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class Daemon(_Model):
+    """Which daemon speaks."""
+
+    nkey: str = "local"
+    instance: str = ""
+    host: str = ""
+    name: str = ""
+
+
+class _Report(_Message):
+    epoch: int = Field(ge=1)
+
+
+class Claimed(_Report):
+    """A daemon took the run; a higher epoch takes it from a lower one."""
+
+    kind: Literal["claimed"] = "claimed"
+    daemon: Daemon
+    workspace_id: str | None = None
+
+
+class Turn(_Report):
+    """The model's reply to one call: paid for, and never asked for again."""
+
+    kind: Literal["turn"] = "turn"
+    turn: int = Field(ge=1)
+    content: Payload
+    """The content array, as wire bytes."""
+    stop_reason: str | None = None
+    message_id: str = ""
+    usage: dict[str, Any] = Field(default_factory=dict)
+    retries: int = 0
+    truncated_tool: str | None = None
+    """The tool whose call the reply was cut off in; the call is not among the content."""
+    cache: dict[str, Any] | None = None
+    """On the first turn: what was read, against what should have been."""
+
+
+class ToolStarted(_Report):
+    """A tool is about to run; said before it does, so that nobody runs it twice."""
+
+    kind: Literal["tool_started"] = "tool_started"
+    turn: int
+    call_id: str
+    name: str
+    read_only: bool = False
+
+
+class ToolFinished(_Report):
+    """What the tool answered, as the block that goes to the model."""
+
+    kind: Literal["tool_finished"] = "tool_finished"
+    turn: int
+    call_id: str
+    block: Payload
+    is_error: bool = False
+
+
+class Delivered(_Report):
+    """Messages of the parent's are about to be shown to the model, behind this turn."""
+
+    kind: Literal["delivered"] = "delivered"
+    turn: int
+    ids: list[str]
+    texts: list[str]
+
+
+class Asked(_Report):
+    """Something only the parent can give; it answers in the run's inbox under the same id."""
+
+    kind: Literal["asked"] = "asked"
+    ask_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    what: Literal["blob"] = "blob"
+    payload: Payload
+    """The content that could not be had."""
+    deadline_s: float = Field(gt=0)
+
+
+class HandedOver(_Report):
+    """The daemon lets go of the run in good order; the next one may take it at once."""
+
+    kind: Literal["handed_over"] = "handed_over"
+    reason: str = ""
+
+
+class Final(_Report):
+    """How the run ended; the last report of a run, exactly once."""
+
+    kind: Literal["final"] = "final"
+    status: str
+    result: Payload
+    """The whole result, as JSON text."""
+
+
+class Presence(_Message):
+    """A daemon is there."""
+
+    kind: Literal["presence"] = "presence"
+    daemon: Daemon
+    version: str = ""
+    pool: str = "fork"
+    slots: int = 0
+    running: int = 0
+    draining: bool = False
+    workspace_id: str | None = None
+    sandbox: str = "none"
+
+
+Event: TypeAlias = Annotated[Requested | AbortEvent, Field(discriminator="kind")]
+Report: TypeAlias = Annotated[
+    Claimed | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final, Field(discriminator="kind")
+]
+
+_events: TypeAdapter[Requested | AbortEvent] = TypeAdapter(Event)
+_reports: TypeAdapter[Claimed | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final] = (
+    TypeAdapter(Report)
+)
+
+
+def encode(message: BaseModel) -> bytes:
+    """Return a message as compact JSON; what has its default value is left out, the version never is."""
+    plain = message.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    for key in ("v", "kind", "id"):
+        if key in type(message).model_fields:
+            plain[key] = getattr(message, key)
+    return _dumps(plain)
+
+
+def decode_event(data: bytes) -> Requested | AbortEvent:
+    """Read what a parent published.
+
+    Raises:
+        BadMessage: It is not an event this version knows.
+    """
+    return _decode(_events, data, "event")
+
+
+def decode_report(data: bytes) -> Claimed | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final:
+    """Read what a daemon published.
+
+    Raises:
+        BadMessage: It is not a report this version knows.
+    """
+    return _decode(_reports, data, "report")
+
+
+T = TypeVar("T")
+
+
+def _decode(adapter: TypeAdapter[T], data: bytes, what: str) -> T:
+    try:
+        return adapter.validate_json(data)
+    except ValidationError as exc:
+        raise BadMessage(f"is not a valid {what}: {_reason(exc)}", fix=_FIX) from exc
+    except RecursionError as exc:
+        raise BadMessage(f"is not a valid {what}: nested too deeply", fix=_FIX) from exc
+
+
+_FIX = "See docs/protocol.md for the messages of version 1."
+
+
+def _reason(exc: ValidationError) -> str:
+    first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the message"
+    return f"{where}: {first['msg']}"
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")

@@ -1,0 +1,163 @@
+"""The streams and the consumer, as settings the server is asked for and checked against.
+
+Why these: one limits stream keeps a run's two subjects in one order, write-once streams make a name mean one content
+for ever, and nothing may be deleted, purged or rolled up by anybody but time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nexofork.wire.subjects import DEFAULT_POOL, check_token
+
+__all__ = [
+    "BLOBS",
+    "CONSUMER",
+    "DOMAIN",
+    "LEDGER",
+    "PRESENCE",
+    "WARM",
+    "consumer_settings",
+    "inbox_stream",
+    "log_stream",
+    "stream_settings",
+]
+
+DOMAIN = "fork"
+"""The JetStream domain every role talks to, so client code is the same with and without accounts."""
+CONSUMER = "pickup"
+BLOBS = "FORK_BLOBS"
+WARM = "FORK_WARM"
+PRESENCE = "FORK_PRESENCE"
+LEDGER = "FORK_LEDGER"
+
+_HOUR_NS = 3600 * 10**9
+_DAY_NS = 24 * _HOUR_NS
+
+
+def log_stream(pool: str = DEFAULT_POOL) -> str:
+    """Return the name of a pool's log stream.
+
+    >>> log_stream(), log_stream("gpu")
+    ('FORK', 'FORK_POOL_gpu')
+    """
+    return "FORK" if pool == DEFAULT_POOL else f"FORK_POOL_{check_token(pool, 'pool')}"
+
+
+def inbox_stream(pool: str = DEFAULT_POOL) -> str:
+    """Return the name of a pool's inbox stream.
+
+    >>> inbox_stream()
+    'FORK_INBOX'
+    """
+    return f"{log_stream(pool)}_INBOX"
+
+
+def stream_settings(pool: str = DEFAULT_POOL, *, replicas: int = 1, max_bytes: int = 1 << 30) -> list[dict[str, Any]]:
+    """Return the settings of every stream, in the server's own JSON form.
+
+    Args:
+        pool: Whose log and inbox.
+        replicas: 1 on one server, 3 on a cluster.
+        max_bytes: The log's limit; new requests are refused at 80% of it, so that aborts and finals still fit.
+    """
+    check_token(pool, "pool")
+    log = {
+        "name": log_stream(pool),
+        "subjects": [f"agent.{pool}.*.events", f"agent.{pool}.*.reports"],
+        "max_age": 72 * _HOUR_NS,
+        "max_bytes": max_bytes,
+        "discard": "new",
+        "max_msgs_per_subject": 20_000,
+        "discard_new_per_subject": True,
+        "max_msg_size": 1 << 20,
+        "republish": {
+            "src": f"agent.{pool}.*.*",
+            "dest": f"live.{pool}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}",
+        },
+    }
+    write_once = {"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}
+    latest = {"max_msgs_per_subject": 1, "discard": "old"}
+    return [
+        _stream(log, replicas),
+        _stream(
+            {
+                "name": inbox_stream(pool),
+                "subjects": [f"agent.{pool}.*.inbox.*"],
+                "max_age": 72 * _HOUR_NS,
+                "max_bytes": max_bytes // 4,
+                **write_once,
+            },
+            replicas,
+        ),
+        _stream(
+            {
+                "name": BLOBS,
+                "subjects": ["blob.parent.*.*", "blob.daemon.*.*"],
+                "max_age": 72 * _HOUR_NS,
+                "max_bytes": 2 * max_bytes,
+                "max_msg_size": 1 << 20,
+                **write_once,
+            },
+            replicas,
+        ),
+        _stream(
+            {
+                "name": WARM,
+                "subjects": ["warm.*"],
+                "max_age": 2 * _HOUR_NS,
+                "republish": {"src": "warm.*", "dest": "live.warm.{{wildcard(1)}}"},
+                **latest,
+            },
+            replicas,
+        ),
+        _stream(
+            {
+                "name": PRESENCE,
+                "subjects": ["presence.*.*"],
+                "storage": "memory",
+                "max_age": 30 * 10**9,
+                "republish": {"src": "presence.*.*", "dest": "live.presence.{{wildcard(1)}}.{{wildcard(2)}}"},
+                **latest,
+            },
+            replicas,
+        ),
+        _stream({"name": LEDGER, "subjects": ["ledger.*.*"], "max_age": 90 * _DAY_NS, "discard": "new"}, replicas),
+    ]
+
+
+def consumer_settings(pool: str = DEFAULT_POOL, *, lease_s: float = 15.0) -> dict[str, Any]:
+    """Return the settings of the shared pull consumer that hands out requests.
+
+    Args:
+        pool: Whose requests.
+        lease_s: How long a request may stay unrenewed before another daemon gets it.
+    """
+    return {
+        "durable_name": CONSUMER,
+        "name": CONSUMER,
+        "filter_subject": f"agent.{check_token(pool, 'pool')}.*.events",
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "ack_wait": int(lease_s * 1e9),
+        "max_deliver": -1,
+        "max_ack_pending": 20_000,
+        "max_waiting": 2_048,
+        "max_batch": 256,
+        "max_expires": 60 * 10**9,
+    }
+
+
+def _stream(settings: dict[str, Any], replicas: int) -> dict[str, Any]:
+    return {
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": replicas,
+        "allow_direct": True,
+        "deny_delete": True,
+        "deny_purge": True,
+        "allow_rollup_hdrs": False,
+        "duplicate_window": 100 * 10**6,
+        **settings,
+    }
