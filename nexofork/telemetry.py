@@ -31,7 +31,7 @@ def fork_span(
 ) -> Iterator[Span]:
     """Trace one fork as ``fork.subagent``."""
     tracer = trace.get_tracer("nexofork")
-    attributes = {
+    attributes: dict[str, str | bool] = {
         "fork_run_id": run_id,
         "parent_agent": parent_agent,
         "fork_label": label,

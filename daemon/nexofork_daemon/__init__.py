@@ -1,1 +1,1 @@
-"""The service around the engine. It starts with cross-process forks; nothing here runs yet."""
+"""The service around the engine: takes fork requests from NATS, runs them, reports."""

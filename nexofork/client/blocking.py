@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockingForkHandle", "BlockingForkSubagent"]
 
 T = TypeVar("T")
+_NO_OWNER = "Forks need an owner: use `with BlockingForkSubagent() as forks`."
 
 
 class BlockingForkHandle:
@@ -64,7 +65,7 @@ class BlockingForkHandle:
 
     def abort(self, note: str = "") -> None:
         """End the fork; a no-op once it is over."""
-        self._owner._call(_do(self._handle.abort, note))
+        self._owner._call(_abort(self._handle, note))
 
     def detach(self) -> None:
         """Let the fork go on without anybody waiting for it."""
@@ -110,17 +111,22 @@ class BlockingForkSubagent:
 
     def fork(self, params: ForkParams) -> BlockingForkHandle:
         """Start a fork; raises like `DefaultForkSubagent.fork`."""
-        return BlockingForkHandle(self._call(self._forks.fork(params)), self)
+        return BlockingForkHandle(self._call(self._owned().fork(params)), self)
 
     def fork_each(self, params: ForkParams, directives: Iterable[str]) -> list[BlockingForkHandle]:
         """Start one fork per directive; raises like `DefaultForkSubagent.fork_each`."""
-        handles = self._call(self._forks.fork_each(params, directives))
+        handles = self._call(self._owned().fork_each(params, directives))
         return [BlockingForkHandle(handle, self) for handle in handles]
+
+    def _owned(self) -> Any:
+        if self._forks is None:
+            raise ForkRefused(_NO_OWNER)
+        return self._forks
 
     def _call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         if self._loop is None:
             work.close()
-            raise ForkRefused("Forks need an owner: use `with BlockingForkSubagent() as forks`.")
+            raise ForkRefused(_NO_OWNER)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
@@ -133,8 +139,8 @@ async def _make_and_enter(make: Callable[[], AbstractAsyncContextManager[Any]]) 
     return await make().__aenter__()
 
 
-async def _do(action: Callable[..., Any], *arguments: Any) -> Any:
-    return action(*arguments)
+async def _abort(handle: ForkHandle, note: str) -> None:
+    await handle.abort(note)
 
 
 async def _next(events: Any) -> Any:

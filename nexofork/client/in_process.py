@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from typing import TYPE_CHECKING, Self
 
 from nexofork.client.handle import ForkHandle, ForkRecord
+from nexofork.client.waiting import Foreground
 from nexofork.engine.abort import AbortReason, AbortToken
+from nexofork.engine.mailbox import LocalMailbox
 from nexofork.engine.params import DelegateMode, prepare
 from nexofork.engine.run import ForkRun
 from nexofork.engine.warmth import LocalWarmth
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Iterable, Sequence
     from types import TracebackType
 
-    from nexofork.engine.events import ForkEvent
+    from nexofork.core.prompt import ChildPrompt, ForkBase
     from nexofork.engine.params import ForkParams
 
 __all__ = ["DefaultForkSubagent"]
-
-log = logging.getLogger(__name__)
 
 
 class DefaultForkSubagent:
@@ -34,12 +33,14 @@ class DefaultForkSubagent:
     a child does or meets never raises into it.
     """
 
-    def __init__(self, *, leader_wait_s: float = 30.0) -> None:
+    def __init__(self, *, leader_wait_s: float = 30.0, auto_background_s: float | None = None) -> None:
         """Make a factory.
 
         Args:
             leader_wait_s: The longest a child waits for the sibling that writes their common prefix.
+            auto_background_s: After how long a synchronous wait moves to the background by itself.
         """
+        self._foreground = Foreground(auto_background_s=auto_background_s)
         self._warmth = LocalWarmth(now=time.monotonic, wait_s=leader_wait_s)
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[AbortToken] = set()
@@ -55,7 +56,8 @@ class DefaultForkSubagent:
         assert tasks is not None
         for token in list(self._running):
             token.abort(AbortReason.SHUTDOWN, "the parent left")
-        await tasks.__aexit__(exc_type, exc, traceback)
+        # The group is not told what the caller raised: it would cancel forks that are ending in order, and wrap it.
+        await tasks.__aexit__(None, None, None)
 
     async def fork(self, params: ForkParams) -> ForkHandle:
         """Start a fork; with `DelegateMode.SYNC` return only when it is over.
@@ -65,13 +67,43 @@ class DefaultForkSubagent:
         Raises:
             ForkRefused: Something is wrong with the call; nothing was sent.
         """
+        (handle,) = await self._start_all([params])
+        return handle
+
+    async def fork_each(self, params: ForkParams, directives: Iterable[str]) -> list[ForkHandle]:
+        """Start one fork per directive, side by side; either all are accepted or none is started.
+
+        Raises:
+            ForkRefused: As `fork` does, for whichever directive it is.
+        """
+        return await self._start_all([params.with_directive(directive) for directive in directives])
+
+    def background(self, run_id: str | None = None) -> int:
+        """Move one synchronous wait, or all, to the background; the forks go on and nothing is lost.
+
+        Returns:
+            How many waits were moved.
+        """
+        return self._foreground.background(run_id)
+
+    async def _start_all(self, each: Sequence[ForkParams]) -> list[ForkHandle]:
         if self._tasks is None:
             raise ForkRefused("Forks need an owner: use `async with DefaultForkSubagent() as forks`.")
-        base, prompt = prepare(params)
+        prepared = [(one, *prepare(one)) for one in each]
+        handles = [self._start(self._tasks, *one) for one in prepared]
+        waited_for = [handle for one, handle in zip(each, handles, strict=True) if one.mode is DelegateMode.SYNC]
+        await self._foreground.wait(waited_for)
+        return handles
+
+    def _start(self, tasks: asyncio.TaskGroup, params: ForkParams, base: ForkBase, prompt: ChildPrompt) -> ForkHandle:
         token = params.external_abort.child() if params.external_abort else AbortToken()
         record = ForkRecord(
-            run_id=str(uuid.uuid4()), label=params.fork_label, token=token, skip_transcript=params.skip_transcript
+            run_id=str(uuid.uuid4()),
+            label=params.fork_label,
+            skip_transcript=params.skip_transcript,
+            observer=params.on_message,
         )
+        mailbox = LocalMailbox()
         run = ForkRun(
             params,
             run_id=record.run_id,
@@ -79,50 +111,52 @@ class DefaultForkSubagent:
             prompt=prompt,
             token=token,
             warmth=self._warmth,
-            emit=_publisher(record, params.on_message),
+            emit=record.add,
+            mailbox=mailbox,
         )
-        self._tasks.create_task(self._run(run, token), name=f"fork-{record.run_id}")
-        handle = ForkHandle(record)
-        if params.mode is DelegateMode.SYNC:
-            await self._finished(handle)
-        return handle
-
-    async def fork_each(self, params: ForkParams, directives: Iterable[str]) -> list[ForkHandle]:
-        """Start one fork per directive; either all are accepted or none is started.
-
-        Raises:
-            ForkRefused: As `fork` does, for whichever directive it is.
-        """
-        each = [params.with_directive(directive) for directive in directives]
-        for one in each:
-            prepare(one)
-        return [await self.fork(one) for one in each]
+        self._running.add(token)
+        tasks.create_task(self._run(run, token), name=f"fork-{record.run_id}")
+        return ForkHandle(record, _Control(self, record.run_id, token, mailbox))
 
     async def _run(self, run: ForkRun, token: AbortToken) -> None:
-        self._running.add(token)
         try:
             await run.run()
         finally:
             self._running.discard(token)
 
-    async def _finished(self, handle: ForkHandle) -> None:
-        try:
-            await handle.result()
-        except asyncio.CancelledError:
-            handle.abort("the caller stopped waiting")
-            await handle.result()
-            raise
+
+class _Control:
+    """What a handle can do about a fork in this process."""
+
+    def __init__(self, owner: DefaultForkSubagent, run_id: str, token: AbortToken, mailbox: LocalMailbox) -> None:
+        self._owner = owner
+        self._run_id = run_id
+        self._token = token
+        self._mailbox = mailbox
+
+    def abort(self, note: str) -> Awaitable[None]:
+        """Throw the fork's own token; that is all there is to wait for."""
+        self._token.abort(AbortReason.PARENT, note)
+        return _done()
+
+    def message(self, text: str) -> Awaitable[None]:
+        """Leave it where the run looks between its turns."""
+        self._mailbox.post(text)
+        return _done()
+
+    def background(self) -> int:
+        """Let go of the wait."""
+        return self._owner.background(self._run_id)
+
+    def detached(self) -> None:
+        """Change nothing: the fork still ends with the factory that owns it."""
+
+    def dropped(self) -> None:
+        """Abort, so that nobody pays for a result nobody wants."""
+        self._token.abort(AbortReason.PARENT, "its handle was dropped unused")
 
 
-def _publisher(record: ForkRecord, observer: Callable[[ForkEvent], object] | None) -> Callable[[ForkEvent], None]:
-    def emit(event: ForkEvent) -> None:
-        record.add(event)
-        if observer is None:
-            return
-        try:
-            observer(event)
-        except Exception:
-            # An observer only watches: what it raises is its own trouble, not the fork's.
-            log.exception("an observer of fork %s raised", record.run_id)
-
-    return emit
+def _done() -> asyncio.Future[None]:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.set_result(None)
+    return future

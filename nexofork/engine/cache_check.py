@@ -6,12 +6,15 @@ from the surest to the vaguest; the last one says plainly that nothing known exp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from nexofork.economics import model_facts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nexofork.core.markers import MarkerPlan
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.core.usage import Usage
@@ -22,6 +25,8 @@ __all__ = ["THRESHOLD", "CacheCheck", "check_first_call"]
 
 THRESHOLD = 0.5
 TTL_S = {"5m": 300.0, "1h": 3600.0}
+_LARGEST_MINIMUM = 4096
+_VERSION = re.compile(r"-(?:\d{8}|latest)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,16 @@ class CacheCheck:
     """A short name, or None where at least half of the prompt was read."""
     detail: str = ""
     """The cause in words, with what to do."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what is not empty, as JSON values."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> CacheCheck:
+        """Read what `to_wire` wrote; unknown keys are ignored."""
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        return cls(**{"expected_read": None, **known})
 
     @property
     def broken(self) -> bool:
@@ -63,7 +78,7 @@ def check_first_call(
     if usage.hit_ratio < THRESHOLD:
         cause, detail = _cause(params, plan=plan, started=started, led=led, sent_at=sent_at)
     return CacheCheck(
-        hit_ratio=usage.hit_ratio,
+        hit_ratio=round(usage.hit_ratio, 6),
         read=usage.cache_read_tokens,
         written=usage.cache_write_tokens,
         fresh=usage.input_tokens,
@@ -95,13 +110,13 @@ def _cause(
     if params.overrides.request:
         names = ", ".join(params.overrides.request)
         return "override", f"The fork replaced {names} of the parent's request, as allow_cache_break permitted."
-    minimum = facts.minimum_tokens if (facts := model_facts(snapshot.model)) else None
-    if not usage.cache_read_tokens and not usage.cache_write_tokens:
-        limit = f" ({minimum} tokens for {snapshot.model})" if minimum else ""
-        return "below_minimum", (
-            f"Nothing was read or written: the prompt of {usage.prompt_tokens} tokens is shorter than what the "
-            f"provider caches{limit}. Forking so short a context saves nothing."
+    if started.model and not _same_model(started.model, params.model):
+        return "model", (
+            f"{params.model} was asked and {started.model} answered, which has a cache of its own: "
+            "something between here and the provider swaps models."
         )
+    if not usage.cache_read_tokens and not usage.cache_write_tokens:
+        return _uncached(params, plan=plan, prompt_tokens=usage.prompt_tokens)
     if snapshot.write is None:
         return "unmarked", (
             "The parent's request has no cache_control, so it left nothing to read; "
@@ -115,6 +130,34 @@ def _cause(
     return _timing(snapshot, sent_at=sent_at) or _vague(snapshot)
 
 
+def _uncached(params: ForkParams, *, plan: MarkerPlan, prompt_tokens: int) -> tuple[str, str]:
+    """Say why nothing was read and nothing written."""
+    if not plan.markers:
+        return (
+            "unmarked",
+            "Neither the parent's request nor the fork's has a cache_control: mark the parent's last block.",
+        )
+    facts = model_facts(params.model)
+    minimum = facts.minimum_tokens if facts else _LARGEST_MINIMUM
+    # A token is at least a byte, so what stands before the child's own text is at least this long.
+    if prompt_tokens - params.own_bytes >= minimum:
+        return "not_cached", (
+            f"Nothing was read or written, though the prompt of {prompt_tokens} tokens is long enough: something "
+            "between here and the provider removes cache_control, or the server does not cache."
+        )
+    limit = f" ({minimum} tokens for {params.model})" if facts else ""
+    return "below_minimum", (
+        f"Nothing was read or written: the prompt of {prompt_tokens} tokens is shorter than what the provider "
+        f"caches{limit}. Forking so short a context saves nothing."
+    )
+
+
+def _same_model(answered: str, asked: str) -> bool:
+    # An alias is answered under its dated name.
+    answered, asked = _VERSION.sub("", answered), _VERSION.sub("", asked)
+    return answered in asked or asked in answered
+
+
 def _timing(snapshot: CacheSafeParams, *, sent_at: float) -> tuple[str, str] | None:
     assert snapshot.write is not None
     ttl = snapshot.write.ttl
@@ -126,6 +169,18 @@ def _timing(snapshot: CacheSafeParams, *, sent_at: float) -> tuple[str, str] | N
     if age > TTL_S[ttl]:
         return "expired", (
             f"The parent's request is {age:.0f} s old and its entry lives {ttl}: fork sooner, or mark with a ttl of 1h."
+        )
+    billed = snapshot.reply.usage if snapshot.reply else None
+    if (
+        ttl == "1h"
+        and age > TTL_S["5m"]
+        and billed
+        and billed.cache_write_5m_tokens
+        and not billed.cache_write_1h_tokens
+    ):
+        return "ttl_stripped", (
+            f"The parent asked for an entry of 1h and was billed for one of 5m, {age:.0f} s ago: "
+            "something between it and the provider removes the ttl."
         )
     return None
 

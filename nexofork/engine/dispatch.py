@@ -72,6 +72,9 @@ class ToolDispatcher(Protocol):
     def parallel(self, call: ToolCall) -> bool:
         """Whether the call may run beside its neighbours in the same turn."""
 
+    def read_only(self, call: ToolCall) -> bool:
+        """Whether the call changes nothing, so that it may be repeated after a crash."""
+
 
 class NoTools:
     """A dispatcher without tools."""
@@ -84,6 +87,10 @@ class NoTools:
         """Nothing runs, so anything may."""
         return True
 
+    def read_only(self, call: ToolCall) -> bool:
+        """Nothing runs, so nothing is changed."""
+        return True
+
 
 class FunctionTools:
     """Tools from plain async functions that take the input object and return text or an outcome."""
@@ -93,9 +100,11 @@ class FunctionTools:
         functions: Mapping[str, Callable[[dict[str, Any]], Awaitable[str | ToolOutcome]]],
         *,
         parallel: Sequence[str] = (),
+        read_only: Sequence[str] = (),
     ) -> None:
         self._functions = dict(functions)
         self._parallel = frozenset(parallel)
+        self._read_only = frozenset(read_only)
 
     async def dispatch(self, call: ToolCall) -> ToolOutcome:
         """Run the function of that name."""
@@ -110,6 +119,20 @@ class FunctionTools:
         """Whether the tool was named as one that may run beside others."""
         return call.name in self._parallel
 
+    def read_only(self, call: ToolCall) -> bool:
+        """Whether the tool was named as one that changes nothing."""
+        return call.name in self._read_only
+
+
+class ToolWatch(Protocol):
+    """Hears of every call before it runs and after it answered."""
+
+    async def started(self, call: ToolCall, *, read_only: bool) -> None:
+        """The call is about to run."""
+
+    async def finished(self, call: ToolCall, answer: ToolAnswer) -> None:
+        """The call was answered, by the tool or in its stead."""
+
 
 class ToolRunner:
     """Runs the calls of one turn for one fork, in order, neighbours that allow it side by side."""
@@ -120,23 +143,21 @@ class ToolRunner:
         *,
         tool_filter: ToolFilter,
         replacements: ContentReplacementState,
-        on_start: Callable[[ToolCall], None],
-        on_finish: Callable[[ToolCall, ToolOutcome], None],
+        watch: ToolWatch,
     ) -> None:
         self._dispatcher = dispatcher
         self._filter = tool_filter
         self._replacements = replacements
-        self._on_start = on_start
-        self._on_finish = on_finish
+        self._watch = watch
 
-    async def run(self, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
-        """Return one answer per call, in the order of the calls."""
-        outcomes: list[ToolOutcome] = []
-        for group in self._groups(calls):
+    async def run(self, calls: Sequence[ToolCall], recorded: Mapping[str, ToolAnswer]) -> list[ToolAnswer]:
+        """Return one answer per call, in the order of the calls; what is recorded already is not run again."""
+        answers = dict(recorded)
+        for group in self._groups([call for call in calls if call.id not in answers]):
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self._one(call)) for call in group]
-            outcomes += [task.result() for task in running]
-        return [self._answer(call, outcome) for call, outcome in zip(calls, outcomes, strict=True)]
+            answers.update((task.result().call_id, task.result()) for task in running)
+        return [answers[call.id] for call in calls]
 
     def _groups(self, calls: Sequence[ToolCall]) -> list[list[ToolCall]]:
         groups: list[list[ToolCall]] = []
@@ -150,24 +171,49 @@ class ToolRunner:
             open_group = beside
         return groups
 
-    async def _one(self, call: ToolCall) -> ToolOutcome:
-        self._on_start(call)
-        outcome = await self._outcome(call)
-        self._on_finish(call, outcome)
-        return outcome
+    async def _one(self, call: ToolCall) -> ToolAnswer:
+        outcome = self._refusal(call)
+        if outcome is None:
+            await self._watch.started(call, read_only=self._dispatcher.read_only(call))
+            outcome = await self._dispatched(call)
+        answer = self._answer(call, outcome)
+        await self._watch.finished(call, answer)
+        return answer
 
-    async def _outcome(self, call: ToolCall) -> ToolOutcome:
+    def _refusal(self, call: ToolCall) -> ToolOutcome | None:
         if call.name == AGENT_TOOL:
             return ToolOutcome(content=_REFUSE_AGENT, is_error=True)
-        denial = self._filter.deny(call.name, call.input)
-        if denial is not None:
-            log.debug("fork.tool_filter", extra={"run_id": call.run_id, "tool": call.name, "reason": denial})
-            return ToolOutcome(content=f"{call.name} was not run: {denial}", is_error=True)
+        denial = self._denial(call)
+        if denial is None:
+            return None
+        log.debug("fork.tool_filter", extra={"run_id": call.run_id, "tool": call.name, "reason": denial})
+        return ToolOutcome(content=f"{call.name} was not run: {denial}", is_error=True)
+
+    def _denial(self, call: ToolCall) -> str | None:
         try:
-            return await self._dispatcher.dispatch(call)
+            return self._filter.deny(call.name, call.input)
         except Exception as exc:
+            # Without a verdict nothing runs.
+            log.warning("the filter raised on %s", call.name, exc_info=exc, extra={"run_id": call.run_id})
+            return f"the filter failed: {type(exc).__name__}: {exc}"
+
+    async def _dispatched(self, call: ToolCall) -> ToolOutcome:
+        try:
+            outcome: object = await self._dispatcher.dispatch(call)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this call from outside: the tool gave up on its own, a failure like any other.
+            return ToolOutcome(content=f"{call.name} failed: it was cancelled from within.", is_error=True)
+        except Exception as exc:
+            # A tool may raise anything; the model gets to read it.
             log.warning("tool %s raised", call.name, exc_info=exc, extra={"run_id": call.run_id})
             return ToolOutcome(content=f"{call.name} failed: {type(exc).__name__}: {exc}", is_error=True)
+        if isinstance(outcome, ToolOutcome):
+            return outcome
+        said = f"{call.name} failed: it returned {type(outcome).__name__}, which is no result."
+        return ToolOutcome(content=said, is_error=True)
 
     def _answer(self, call: ToolCall, outcome: ToolOutcome) -> ToolAnswer:
         content = outcome.content

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from nexofork.core.usage import Usage
     from nexofork.engine.cache_check import CacheCheck
-    from nexofork.engine.dispatch import ToolCall, ToolOutcome
     from nexofork.engine.result import ForkResult
 
 __all__ = [
     "CacheBreakDetected",
     "CallBegan",
     "CallFailedOnce",
+    "ForkClaimed",
     "ForkEnded",
     "ForkEvent",
     "ForkStarted",
@@ -34,6 +34,16 @@ class ForkStarted:
     label: str
     directive: str
     cache_key_hash: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkClaimed:
+    """A daemon took the run; it may happen again when a daemon is lost."""
+
+    run_id: str
+    epoch: int
+    daemon: str
+    host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +107,8 @@ class ToolStarted:
     """A tool is about to run."""
 
     run_id: str
-    call: ToolCall
+    call_id: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +116,9 @@ class ToolFinished:
     """A tool answered."""
 
     run_id: str
-    call: ToolCall
-    outcome: ToolOutcome
+    call_id: str
+    name: str
+    is_error: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +130,7 @@ class ForkEnded:
 
 ForkEvent: TypeAlias = (
     ForkStarted
+    | ForkClaimed
     | WaitedForLeader
     | CallBegan
     | CallFailedOnce

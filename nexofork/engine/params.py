@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -85,9 +86,10 @@ class ForkParams:
 
     cache_safe: CacheSafeParams
     """The parent's request, and the reply to it."""
-    llm: Provider
     prompt_messages: Sequence[str] | str
     """The directive, then any further text for this child alone."""
+    llm: Provider | None = None
+    """Answers the model calls; left out where a daemon runs the child with its own."""
     parent_ctx: ParentContext = field(default_factory=ParentContext)
     tool_dispatcher: ToolDispatcher = field(default_factory=NoTools)
     tool_filter: ToolFilter = field(default_factory=AllowAllFilter)
@@ -118,10 +120,27 @@ class ForkParams:
         texts = self.prompt_messages
         return texts if isinstance(texts, str) else texts[0] if texts else ""
 
+    @property
+    def own_bytes(self) -> int:
+        """How long the text is that this child alone is given."""
+        texts = [self.directive, *self.notes]
+        if self.overrides.critical_system_reminder:
+            texts.append(reminder(self.overrides.critical_system_reminder))
+        return sum(len(text.encode("utf-8", "backslashreplace")) for text in texts)
+
+    @property
+    def model(self) -> str:
+        """The model the fork runs on: the parent's, unless an override that was allowed names another."""
+        return str(self.overrides.request.get("model", self.cache_safe.model))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Further text for this child alone."""
+        return () if isinstance(self.prompt_messages, str) else tuple(self.prompt_messages[1:])
+
     def with_directive(self, directive: str) -> ForkParams:
         """Return the same fork with another directive."""
-        rest = () if isinstance(self.prompt_messages, str) else self.prompt_messages[1:]
-        return replace(self, prompt_messages=(directive, *rest))
+        return replace(self, prompt_messages=(directive, *self.notes))
 
 
 def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
@@ -139,7 +158,9 @@ def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
     _refuse_cache_breaks(params)
     _check_claimed_call(params)
     base = ForkBase(params.cache_safe, boilerplate=params.boilerplate, overrides=params.overrides.request)
-    notes = [] if isinstance(params.prompt_messages, str) else list(params.prompt_messages[1:])
+    notes = list(params.notes)
+    for note in filter(str.strip, notes):
+        check_directive(note)
     if params.overrides.critical_system_reminder:
         notes.append(reminder(params.overrides.critical_system_reminder))
     return base, base.child(params.directive, notes)
@@ -149,12 +170,18 @@ def _refuse_cache_breaks(params: ForkParams) -> None:
     fields = tuple(params.overrides.request)
     if "messages" in fields or "stream" in fields:
         raise ForkRefused("A fork's `messages` and `stream` are the runtime's; override neither.")
+    for name, value in params.overrides.request.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ForkRefused(f"The override of `{name}` cannot be sent: {exc}. Pass JSON values.") from exc
     if params.allow_cache_break:
         return
     if fields:
         worst = max((_LOSES.get(name, "exact prefix bytes") for name in fields), key=len)
         raise CacheBreak(fields, loses=worst)
-    ours, theirs = params.llm.workspace_id, params.cache_safe.workspace_id
+    ours = params.llm.workspace_id if params.llm else None
+    theirs = params.cache_safe.workspace_id
     if ours and theirs and ours != theirs:
         raise WorkspaceMismatch(snapshot=theirs, provider=ours)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from nexofork.core.report import Report, parse_report
 from nexofork.core.usage import Usage
+from nexofork.engine.abort import Abort, AbortReason
+from nexofork.engine.cache_check import CacheCheck
+from nexofork.errors import BadMessage
 
 if TYPE_CHECKING:
-    from nexofork.core.report import Report
-    from nexofork.engine.abort import Abort
-    from nexofork.engine.cache_check import CacheCheck
+    from collections.abc import Mapping
 
 __all__ = ["CallRecord", "ForkResult", "ForkStatus"]
 
@@ -39,6 +42,32 @@ class CallRecord:
     stop_reason: str | None
     retries: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the call as JSON values."""
+        return {
+            "turn": self.turn,
+            "message_id": self.message_id,
+            "stop_reason": self.stop_reason,
+            "retries": self.retries,
+            **self.usage.to_wire(),
+        }
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what is not empty, as JSON values."""
+        plain = {**self.to_json(), **dict.fromkeys(self.usage.to_wire()), **self.usage.to_compact_wire()}
+        return {key: value for key, value in plain.items() if value not in (None, "", 0)}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> CallRecord:
+        """Read what `to_wire` wrote."""
+        return cls(
+            turn=data["turn"],
+            message_id=data.get("message_id", ""),
+            usage=Usage.from_wire(data),
+            stop_reason=data.get("stop_reason"),
+            retries=data.get("retries", 0),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkResult:
@@ -51,44 +80,117 @@ class ForkResult:
     status: ForkStatus
     end: str
     """What ended it, more closely: a stop_reason, ``truncated_tool_use``, ``context_overflow``, an error's name."""
-    final_text: str
+    final_text: str = ""
     """The last text the model said, whatever the status."""
-    report: Report
     calls: tuple[CallRecord, ...] = ()
-    usage: Usage = field(default_factory=Usage)
-    """The sum over all finished calls."""
     cost_usd: float | None = None
     """None where the model's price is not known; `cost_note` says so."""
     cost_note: str = ""
     cache: CacheCheck | None = None
     """What the first call read, against what it should have."""
-    turns: int = 0
     tool_uses: int = 0
     duration_ms: int = 0
     error: str | None = None
     """Why it failed, with what to do."""
     abort: Abort | None = None
+    attempts: int = 1
+    """How many daemons had the run, the last one included."""
+    daemon: str | None = None
+    """Who ran it; None in process."""
 
     @property
     def ok(self) -> bool:
         """Whether the fork completed."""
         return self.status is ForkStatus.COMPLETED
 
+    @property
+    def turns(self) -> int:
+        """How many replies the model gave."""
+        return len(self.calls)
+
+    @property
+    def usage(self) -> Usage:
+        """The sum over all finished calls."""
+        return sum((call.usage for call in self.calls), Usage())
+
+    @property
+    def report(self) -> Report:
+        """The final text, read as a report."""
+        return parse_report(self.final_text)
+
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
+        """Return the result as JSON values, in the form the command line prints."""
         return {
             "run_id": self.run_id,
+            "label": self.label,
             "directive": self.directive,
+            "model": self.model,
             "status": self.status.value,
             "end": self.end,
             "final_text": self.final_text,
+            "report": self.report.to_json(),
             "usage": self.usage.to_wire(),
-            "calls": [{"turn": call.turn, **call.usage.to_wire()} for call in self.calls],
+            "calls": [call.to_json() for call in self.calls],
             "cost_usd": self.cost_usd,
+            "cost_note": self.cost_note,
             "expected_read": self.cache.expected_read if self.cache else None,
             "miss_cause": self.cache.cause if self.cache else None,
+            "cache": asdict(self.cache) if self.cache else None,
+            "decision": None,
+            "attempts": self.attempts,
             "turns": self.turns,
             "tool_uses": self.tool_uses,
             "duration_ms": self.duration_ms,
+            "daemon": self.daemon,
+            "abort": asdict(self.abort) if self.abort else None,
             "error": self.error,
         }
+
+    def to_wire(self) -> bytes:
+        """Return the result as compact JSON: nothing that can be worked out, nothing that is empty."""
+        plain = {
+            "status": self.status.value,
+            **{key: getattr(self, key) for key in _PLAIN},
+            "calls": [call.to_wire() for call in self.calls],
+            "cache": self.cache.to_wire() if self.cache else None,
+            "abort": asdict(self.abort) if self.abort else None,
+        }
+        kept = {key: value for key, value in plain.items() if value != _PLAIN.get(key) and value not in (None, [])}
+        return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+    @classmethod
+    def from_wire(cls, data: bytes) -> ForkResult:
+        """Read what `to_wire` wrote; what a later version added is ignored.
+
+        Raises:
+            BadMessage: It is not a result.
+        """
+        try:
+            plain = json.loads(data)
+            cache, abort = plain.get("cache"), plain.get("abort")
+            return cls(
+                **{key: plain.get(key, default) for key, default in _PLAIN.items()},
+                status=ForkStatus(plain["status"]),
+                calls=tuple(CallRecord.from_wire(call) for call in plain.get("calls", [])),
+                cache=CacheCheck.from_wire(cache) if cache else None,
+                abort=Abort(reason=AbortReason(abort["reason"]), note=abort["note"]) if abort else None,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise BadMessage(f"is not a fork's result ({exc!r})", fix="Update nexofork.") from exc
+
+
+_PLAIN: dict[str, Any] = {
+    "run_id": "",
+    "label": "",
+    "directive": "",
+    "model": "",
+    "end": "",
+    "final_text": "",
+    "cost_usd": None,
+    "cost_note": "",
+    "tool_uses": 0,
+    "duration_ms": 0,
+    "error": None,
+    "attempts": 1,
+    "daemon": None,
+}

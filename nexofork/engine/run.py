@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nexofork.core.boilerplate import reminder
-from nexofork.core.report import parse_report
-from nexofork.core.usage import Usage
+from nexofork.core.prompt import ToolAnswer
 from nexofork.economics import cost_usd
 from nexofork.engine.abort import AbortReason, AbortToken
 from nexofork.engine.cache_check import TTL_S, CacheCheck, check_first_call
@@ -37,16 +36,20 @@ from nexofork.engine.events import (
     TurnFinished,
     WaitedForLeader,
 )
+from nexofork.engine.journal import INTERRUPTED, Journal, NoJournal, RecordedTurn
+from nexofork.engine.mailbox import Mailbox, NoMail, as_text
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
-from nexofork.errors import NexoforkError, UnknownModelPrice
+from nexofork.errors import ForkRefused, NexoforkError, UnknownModelPrice
+from nexofork.providers.failures import ContextOverflow
 from nexofork.providers.provider import CallRetried, MessageFinished, MessageStarted, ModelRequest, TextDelta
 from nexofork.telemetry import cache_break_detected, fork_span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from nexofork.core.prompt import ChildPrompt, ForkBase
     from nexofork.core.reply import Reply
+    from nexofork.engine.dispatch import ToolCall
     from nexofork.engine.params import ForkParams
     from nexofork.engine.warmth import Lead, LocalWarmth
 
@@ -84,11 +87,9 @@ class _Progress:
     """What the run has to show, whenever it ends."""
 
     calls: list[CallRecord] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
     final_text: str = ""
     tool_uses: int = 0
     cache: CacheCheck | None = None
-    retries: int = 0
 
 
 class ForkRun:
@@ -104,8 +105,14 @@ class ForkRun:
         token: AbortToken,
         warmth: LocalWarmth,
         emit: Callable[[ForkEvent], None],
+        journal: Journal | None = None,
+        mailbox: Mailbox | None = None,
+        history: Sequence[RecordedTurn] = (),
     ) -> None:
+        if params.llm is None:
+            raise ForkRefused("A fork in this process needs a provider: pass `llm`.")
         self._params = params
+        self._llm = params.llm
         self._run_id = run_id
         self._base = base
         self._prompt = prompt
@@ -118,9 +125,12 @@ class ForkRun:
             params.tool_dispatcher,
             tool_filter=params.tool_filter,
             replacements=params.cache_safe.replacements.clone(),
-            on_start=lambda call: emit(ToolStarted(run_id=run_id, call=call)),
-            on_finish=lambda call, outcome: emit(ToolFinished(run_id=run_id, call=call, outcome=outcome)),
+            watch=self,
         )
+        self._journal: Journal = journal or NoJournal()
+        self._mailbox: Mailbox = mailbox or NoMail()
+        self._history = tuple(history)
+        self._turn = 0
 
     async def run(self) -> ForkResult:
         """Run to the end and return the result; never raises for what the fork does or meets."""
@@ -143,7 +153,16 @@ class ForkRun:
                     cache_key_hash=params.cache_safe.cache_key_hash,
                 )
             )
-            end = await self._until_end()
+            try:
+                end = await self._until_end()
+            except asyncio.CancelledError:
+                # The owner's task is going down; whoever holds the handle still has to learn how it ended.
+                self._token.abort(AbortReason.SHUTDOWN, "its task was cancelled")
+                self._finish(self._aborted(), started)
+                raise
+            return self._finish(end, started)
+
+    def _finish(self, end: _End, started: float) -> ForkResult:
         result = self._result(end, duration_ms=round((time.monotonic() - started) * 1000))
         self._emit(ForkEnded(result=result))
         return result
@@ -171,7 +190,8 @@ class ForkRun:
 
     def _aborted(self) -> _End:
         cause = self._token.cause
-        assert cause is not None, "only the token cancels the work"
+        if cause is None:
+            return _End(ForkStatus.FAILED, "cancelled", "The model call was cancelled from within; fork again.")
         status = ForkStatus.TIMED_OUT if cause.reason is AbortReason.DEADLINE else ForkStatus.ABORTED
         return _End(status, cause.reason.value, cause.note or None)
 
@@ -180,6 +200,8 @@ class ForkRun:
             return self._aborted()
         try:
             return await self._turns()
+        except ContextOverflow as exc:
+            return _End(ForkStatus.FAILED, "context_overflow", str(exc))
         except NexoforkError as exc:
             return _End(ForkStatus.FAILED, type(exc).__name__, str(exc))
         except Exception as exc:
@@ -191,8 +213,14 @@ class ForkRun:
         for turn in range(1, self._params.max_turns + 1):
             if self._token.cause is not None:  # a tool may have swallowed the cancellation
                 return self._aborted()
-            reply = await self._call(turn)
-            end = await self._after(reply)
+            self._turn = turn
+            recorded = self._history[turn - 1] if turn <= len(self._history) else None
+            if recorded is None:
+                recorded = RecordedTurn(reply=await self._call(turn))
+            else:
+                self._progress.cache = recorded.cache or self._progress.cache
+                self._finished(recorded.reply, turn, recorded.retries)
+            end = await self._after(recorded)
             if end is not None:
                 return end
         return _End(
@@ -201,8 +229,19 @@ class ForkRun:
             f"The fork was not done after {self._params.max_turns} turns; raise max_turns or narrow the directive.",
         )
 
-    async def _after(self, reply: Reply) -> _End | None:
+    async def started(self, call: ToolCall, *, read_only: bool) -> None:
+        """Announce a tool before it runs."""
+        await self._journal.tool_started(self._turn, call, read_only=read_only)
+        self._emit(ToolStarted(run_id=self._run_id, call_id=call.id, name=call.name))
+
+    async def finished(self, call: ToolCall, answer: ToolAnswer) -> None:
+        """Write down what a tool answered."""
+        await self._journal.tool_finished(self._turn, call, answer)
+        self._emit(ToolFinished(run_id=self._run_id, call_id=call.id, name=call.name, is_error=answer.is_error))
+
+    async def _after(self, recorded: RecordedTurn) -> _End | None:
         """Do what a reply asks for; return how the run ends, or None to go on."""
+        reply = recorded.reply
         if reply.truncated_tool_use is not None:
             name = reply.truncated_tool_use.name
             return _End(
@@ -216,10 +255,18 @@ class ForkRun:
             return None
         if reply.stop_reason == "tool_use":
             calls = tool_calls(reply.tool_uses, run_id=self._run_id, context=self._context)
-            answers = await self._tools.run(calls)
+            interrupted = {
+                call_id: ToolAnswer(call_id=call_id, content=INTERRUPTED, is_error=True)
+                for call_id in recorded.interrupted
+            }
+            answers = await self._tools.run(calls, {**interrupted, **recorded.answers})
             self._progress.tool_uses += len(calls)
             note = self._params.overrides.critical_system_reminder
-            self._prompt.extend(reply, answers, [reminder(note)] if note else [])
+            texts = [reminder(note)] if note else []
+            self._prompt.extend(reply, answers, [*texts, *await self._mail(recorded)])
+            return None
+        if reply.stop_reason in ("end_turn", "stop_sequence") and (texts := await self._mail(recorded)):
+            self._prompt.extend(reply, (), texts)
             return None
         unknown = _End(
             ForkStatus.FAILED,
@@ -227,6 +274,14 @@ class ForkRun:
             f"The model stopped with {reply.stop_reason!r}, which is not known here; update nexofork.",
         )
         return _ENDS.get(reply.stop_reason or "", unknown)
+
+    async def _mail(self, recorded: RecordedTurn) -> list[str]:
+        """Return what the parent has to say behind this turn, written down before the model sees it."""
+        letters = [*recorded.letters]
+        if self._turn >= len(self._history) and (new := await self._mailbox.take()):
+            await self._journal.delivered(self._turn, new)
+            letters += new
+        return [as_text(letter) for letter in letters]
 
     async def _call(self, turn: int) -> Reply:
         """Make one model call; the first one takes its place behind a sibling that writes the same prefix."""
@@ -245,7 +300,7 @@ class ForkRun:
     async def _stream(self, request: ModelRequest, turn: int, lead: Lead | None) -> Reply:
         retries = 0
         sent_at = time.time()
-        async with aclosing(self._params.llm.stream(request)) as events:
+        async with aclosing(self._llm.stream(request)) as events:
             async for event in events:
                 match event:
                     case MessageStarted():
@@ -260,6 +315,9 @@ class ForkRun:
                             )
                         )
                     case MessageFinished():
+                        await self._journal.turn_finished(
+                            turn, event.reply, retries=retries, cache=self._progress.cache if turn == 1 else None
+                        )
                         self._finished(event.reply, turn, retries)
                         return event.reply
         raise AssertionError("a provider's stream ends with MessageFinished or raises")
@@ -296,7 +354,6 @@ class ForkRun:
                 retries=retries,
             )
         )
-        progress.usage += reply.usage
         progress.final_text = reply.text if reply.text.strip() else progress.final_text
         self._emit(
             TurnFinished(
@@ -310,7 +367,7 @@ class ForkRun:
         )
 
     def _result(self, end: _End, *, duration_ms: int) -> ForkResult:
-        progress, model = self._progress, self._params.cache_safe.model
+        progress, model = self._progress, self._params.model
         cost, note = None, ""
         try:
             cost = sum(cost_usd(call.usage, model) for call in progress.calls)
@@ -325,13 +382,10 @@ class ForkRun:
             status=end.status,
             end=end.end,
             final_text=progress.final_text,
-            report=parse_report(progress.final_text),
             calls=tuple(progress.calls),
-            usage=progress.usage,
             cost_usd=cost,
             cost_note=note,
             cache=progress.cache,
-            turns=len(progress.calls),
             tool_uses=progress.tool_uses,
             duration_ms=duration_ms,
             error=end.error,

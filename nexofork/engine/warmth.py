@@ -68,22 +68,25 @@ class LocalWarmth:
         deadline = asyncio.get_running_loop().time() + self._wait_s
         self._forget_expired(asked_at)
         entry = self._entries.setdefault(digest, _Entry())
+        waited_from: float | None = None
         while entry.leader is not None and entry.warm_until <= self._now():
+            waited_from = asked_at
             try:
                 async with asyncio.timeout_at(deadline):
                     await entry.changed.wait()
             except TimeoutError:
-                return self._lead(digest, leads=False, asked_at=asked_at)
+                return self._lead(digest, leads=False, waited_from=waited_from)
         if entry.warm_until > self._now():
-            return self._lead(digest, leads=False, asked_at=asked_at)
-        entry.leader = self._lead(digest, leads=True, asked_at=asked_at)
+            return self._lead(digest, leads=False, waited_from=waited_from)
+        entry.leader = self._lead(digest, leads=True, waited_from=waited_from)
         entry.changed.clear()
         self._entries[digest] = entry
         return entry.leader
 
-    def _lead(self, digest: str, *, leads: bool, asked_at: float) -> Lead:
+    def _lead(self, digest: str, *, leads: bool, waited_from: float | None) -> Lead:
         now = self._now()
-        return Lead(self, digest, leads=leads, started_at=now, waited_s=now - asked_at)
+        waited_s = 0.0 if waited_from is None else now - waited_from
+        return Lead(self, digest, leads=leads, started_at=now, waited_s=waited_s)
 
     def _settle(self, lead: Lead, digest: str, *, warm_until: float | None) -> None:
         entry = self._entries.setdefault(digest, _Entry())

@@ -1,0 +1,258 @@
+"""Write a run down on its log, and read it back after another daemon was lost.
+
+Every append is a compare-and-set behind our own last one, so the log has one writer. A refusal is news: the parent
+aborted, or the run was taken from us. Either way the run's token is thrown and the writer waits for its own
+cancellation, so that nothing is done that the log does not know of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from nexofork.bus.failures import RunAborted
+from nexofork.core.prompt import ToolAnswer
+from nexofork.core.reply import CutToolUse, Reply
+from nexofork.core.usage import Usage
+from nexofork.engine.abort import AbortReason
+from nexofork.engine.cache_check import CacheCheck
+from nexofork.engine.journal import RecordedTurn
+from nexofork.engine.mailbox import Letter
+from nexofork.errors import BusError
+from nexofork.wire.messages import (
+    AbortEvent,
+    Claimed,
+    Delivered,
+    Final,
+    HandedOver,
+    ToolFinished,
+    ToolStarted,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nexofork.bus.blobs import BlobStore
+    from nexofork.bus.run_log import Entry, RunLog
+    from nexofork.engine.abort import AbortToken
+    from nexofork.engine.dispatch import ToolCall
+    from nexofork.wire.messages import Report
+
+__all__ = ["LogJournal", "Rebuilt", "SideEffectsOnly", "rebuild"]
+
+
+class LogJournal:
+    """The journal of one epoch of one run."""
+
+    def __init__(self, log: RunLog, blobs: BlobStore, token: AbortToken, *, epoch: int, seq: int) -> None:
+        self._log = log
+        self._blobs = blobs
+        self._token = token
+        self._lock = asyncio.Lock()
+        self.epoch = epoch
+        self.seq = seq
+        """Sequence of the newest entry this writer knows of."""
+
+    async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
+        """Record a reply before anything is done about it."""
+        await self.write(
+            Turn(
+                epoch=self.epoch,
+                at=time.time(),
+                turn=turn,
+                content=await self._blobs.pack(reply.content),
+                stop_reason=reply.stop_reason,
+                message_id=reply.message_id or "",
+                usage=reply.usage.to_compact_wire(),
+                retries=retries,
+                truncated_tool=reply.truncated_tool_use.name if reply.truncated_tool_use else None,
+                cache=cache.to_wire() if cache else None,
+            )
+        )
+
+    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool) -> None:
+        """Announce a tool before it runs."""
+        await self.write(
+            ToolStarted(
+                epoch=self.epoch, at=time.time(), turn=turn, call_id=call.id, name=call.name, read_only=read_only
+            )
+        )
+
+    async def tool_finished(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
+        """Record the block that goes to the model."""
+        await self.write(
+            ToolFinished(
+                epoch=self.epoch,
+                at=time.time(),
+                turn=turn,
+                call_id=call.id,
+                block=await self._blobs.pack(answer.to_wire()),
+                is_error=answer.is_error,
+            )
+        )
+
+    async def delivered(self, turn: int, letters: Sequence[Letter]) -> None:
+        """Record messages before the model sees them."""
+        await self.write(
+            Delivered(
+                epoch=self.epoch,
+                at=time.time(),
+                turn=turn,
+                ids=[letter.id for letter in letters],
+                texts=[letter.text for letter in letters],
+            )
+        )
+
+    async def write(self, report: Report) -> None:
+        """Append a report; where that is refused, throw the token and wait to be cancelled."""
+        try:
+            await self.append(report)
+        except RunAborted as exc:
+            self._token.abort(AbortReason.PARENT, exc.event.note)
+            await _until_cancelled()
+        except BusError as exc:
+            self._token.abort(AbortReason.LEASE_LOST, str(exc))
+            await _until_cancelled()
+
+    async def append(self, report: Report) -> None:
+        """Append a report behind the newest entry.
+
+        Raises:
+            RunAborted: The parent aborted first; `seq` then stands at the abort.
+            BusError: The run is lost, or NATS was not reached in time.
+        """
+        async with self._lock:
+            try:
+                self.seq = await self._log.append(report, after=self.seq)
+            except RunAborted as exc:
+                self.seq = exc.seq
+                raise
+
+
+class SideEffectsOnly:
+    """The journal of a run without transcript: what changes something is announced, nothing else is kept."""
+
+    def __init__(self, journal: LogJournal) -> None:
+        self._journal = journal
+
+    async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
+        """Keep nothing."""
+
+    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool) -> None:
+        """Announce what changes something."""
+        if not read_only:
+            await self._journal.tool_started(turn, call, read_only=False)
+
+    async def tool_finished(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
+        """Keep nothing."""
+
+    async def delivered(self, turn: int, letters: Sequence[Letter]) -> None:
+        """Keep nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What a log says about its run."""
+
+    tip: int
+    epoch: int = 0
+    """The highest one claimed; 0 where nobody has."""
+    losses: int = 0
+    """How many daemons had it and neither finished it nor handed it over."""
+    history: tuple[RecordedTurn, ...] = ()
+    side_effects: bool = False
+    """Whether a tool that changes things was announced."""
+    letters: frozenset[str] = frozenset()
+    """Ids of the parent's messages that were delivered."""
+    abort: AbortEvent | None = None
+    final: Final | None = None
+
+
+@dataclass(slots=True)
+class _Turn:
+    report: Turn
+    started: dict[str, ToolStarted] = field(default_factory=dict)
+    finished: dict[str, ToolFinished] = field(default_factory=dict)
+    letters: list[Letter] = field(default_factory=list)
+
+
+async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
+    """Read a run's log.
+
+    Raises:
+        BusError: A recorded payload is missing or corrupt.
+    """
+    turns: dict[int, _Turn] = {}
+    epoch, handed_over, abort, final, side_effects = 0, 0, None, None, False
+    for entry in entries:
+        match entry.message:
+            case Claimed() as claimed:
+                epoch = max(epoch, claimed.epoch)
+            case Turn() as turn:
+                turns[turn.turn] = _Turn(turn)
+            case ToolStarted() as started:
+                side_effects = side_effects or not started.read_only
+                if started.turn in turns:
+                    turns[started.turn].started[started.call_id] = started
+            case Delivered() as mail if mail.turn in turns:
+                letters = [Letter(id=id_, text=text) for id_, text in zip(mail.ids, mail.texts, strict=False)]
+                turns[mail.turn].letters += letters
+            case HandedOver():
+                handed_over += 1
+            case ToolFinished() as finished if finished.turn in turns:
+                turns[finished.turn].finished[finished.call_id] = finished
+            case AbortEvent() as event:
+                abort = abort or event
+            case Final() as end:
+                final = end
+            case _:
+                pass
+    history = [await _recorded(turns[number], blobs) for number in sorted(turns)]
+    return Rebuilt(
+        tip=entries[-1].seq if entries else 0,
+        epoch=epoch,
+        losses=max(0, epoch - handed_over),
+        history=tuple(history),
+        side_effects=side_effects,
+        letters=frozenset(letter.id for turn in turns.values() for letter in turn.letters),
+        abort=abort,
+        final=final,
+    )
+
+
+async def _recorded(turn: _Turn, blobs: BlobStore) -> RecordedTurn:
+    report = turn.report
+    parsed = Reply.from_response(await blobs.resolve(report.content))
+    cut = report.truncated_tool
+    reply = Reply(
+        blocks=parsed.blocks,
+        stop_reason=report.stop_reason,
+        message_id=report.message_id,
+        usage=Usage.from_wire(report.usage),
+        truncated_tool_use=CutToolUse(id="", name=cut, partial_input="") if cut else None,
+    )
+    answers = {
+        call_id: ToolAnswer(
+            call_id=call_id, content="", is_error=done.is_error, recorded=await blobs.resolve(done.block)
+        )
+        for call_id, done in turn.finished.items()
+    }
+    interrupted = frozenset(
+        call_id for call_id, begun in turn.started.items() if call_id not in answers and not begun.read_only
+    )
+    return RecordedTurn(
+        reply=reply,
+        answers=answers,
+        interrupted=interrupted,
+        letters=tuple(turn.letters),
+        retries=report.retries,
+        cache=CacheCheck.from_wire(report.cache) if report.cache else None,
+    )
+
+
+async def _until_cancelled() -> NoReturn:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("unreachable")

@@ -1,0 +1,144 @@
+"""Turn a request from the wire into a fork the engine can run.
+
+A thousand children of one parent name the same snapshot. It is fetched, checked and mapped once, and all of them share
+the one object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from nexofork.core.replacement import ContentReplacementState
+from nexofork.core.reply import Reply
+from nexofork.core.snapshot import CacheSafeParams
+from nexofork.engine.params import ForkOverrides, ForkParams, ParentContext
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from nexofork.engine.abort import AbortToken
+    from nexofork.engine.dispatch import ToolDispatcher
+    from nexofork.engine.events import ForkEvent
+    from nexofork.providers.provider import Provider
+    from nexofork.wire.messages import Payload, Requested
+
+    Resolve = Callable[[Payload], Awaitable[bytes]]
+
+__all__ = ["SnapshotShelf", "fork_params"]
+
+_KEPT = 4
+"""Snapshots kept for the next request although no fork uses them; those in use are kept by their forks."""
+
+
+class SnapshotShelf:
+    """The snapshots this daemon holds."""
+
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[str, CacheSafeParams] = WeakValueDictionary()
+        self._recent: OrderedDict[str, CacheSafeParams] = OrderedDict()
+        self._busy: dict[str, asyncio.Lock] = {}
+
+    async def get(self, request: Requested, resolve: Resolve) -> CacheSafeParams:
+        """Return the request's snapshot, building it if no other fork has.
+
+        Raises:
+            BusError: A blob is missing or corrupt.
+            ForkRefused: The bytes are not a request, or the reply does not fit them.
+        """
+        key = _key(request)
+        async with self._one_at_a_time(key):
+            snapshot = self._held.get(key)
+            if snapshot is None:
+                snapshot = await _build(request, resolve)
+                self._held[key] = snapshot
+        self._recent[key] = snapshot
+        self._recent.move_to_end(key)
+        while len(self._recent) > _KEPT:
+            self._recent.popitem(last=False)
+        return snapshot
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, key: str) -> AsyncIterator[None]:
+        lock = self._busy.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._busy.pop(key, None)
+
+
+def fork_params(
+    request: Requested,
+    snapshot: CacheSafeParams,
+    *,
+    llm: Provider,
+    tools: ToolDispatcher,
+    token: AbortToken,
+    on_message: Callable[[ForkEvent], object],
+) -> ForkParams:
+    """Return the fork a request asks for."""
+    return ForkParams(
+        cache_safe=snapshot,
+        llm=llm,
+        prompt_messages=(request.directive, *request.notes),
+        parent_ctx=ParentContext(agent_id=request.parent.agent),
+        tool_dispatcher=tools,
+        query_source=request.query_source,
+        fork_label=request.label,
+        overrides=ForkOverrides(
+            agent_id=request.agent_id, critical_system_reminder=request.reminder, request=request.overrides
+        ),
+        max_turns=request.max_turns,
+        on_message=on_message,
+        skip_transcript=request.skip_transcript,
+        timeout=request.timeout_s,
+        external_abort=token,
+        boilerplate=request.boilerplate,
+        allow_cache_break=request.allow_cache_break,
+    )
+
+
+def _key(request: Requested) -> str:
+    """Name everything the snapshot is built from."""
+    parts = {
+        "snapshot": _name(request.snapshot),
+        "reply": _name(request.reply) if request.reply else None,
+        "headers": sorted(request.headers.items()),
+        "query": request.query,
+        "exact": request.exact,
+        "sent_at": request.sent_at,
+        "workspace": request.workspace_id,
+        "replacements": request.replacements,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _name(payload: Payload) -> str:
+    if payload.text is not None:
+        return hashlib.sha256(payload.text.encode("utf-8", "surrogatepass")).hexdigest()
+    if payload.blob is not None:
+        return payload.blob.sha256
+    assert payload.delta is not None
+    return payload.delta.sha256
+
+
+async def _build(request: Requested, resolve: Resolve) -> CacheSafeParams:
+    body = await resolve(request.snapshot)
+    reply = Reply.from_response(await resolve(request.reply)) if request.reply else None
+    return CacheSafeParams.from_parent_request(
+        body,
+        reply=reply,
+        headers=request.headers,
+        query=tuple(request.query),
+        workspace_id=request.workspace_id,
+        sent_at=request.sent_at,
+        exact=request.exact,
+        replacements=ContentReplacementState.from_wire(request.replacements) if request.replacements else None,
+    )

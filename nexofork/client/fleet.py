@@ -1,0 +1,409 @@
+"""Fork onto other hosts: requests go out over NATS, daemons run the children, results come back for whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from nexofork.bus.blobs import BlobStore
+from nexofork.bus.connection import BusSettings, open_bus
+from nexofork.bus.presence import PresenceBoard
+from nexofork.bus.provisioning import provision
+from nexofork.client.handle import ForkHandle, ForkRecord
+from nexofork.client.remote_run import RemoteRun
+from nexofork.client.shipping import Shipping
+from nexofork.client.waiting import Foreground
+from nexofork.engine.dispatch import AGENT_TOOL
+from nexofork.engine.events import ForkEnded, ForkStarted
+from nexofork.engine.params import DelegateMode, prepare
+from nexofork.engine.result import ForkResult, ForkStatus
+from nexofork.errors import BusError, ForkRefused
+from nexofork.wire.messages import Answer, encode
+from nexofork.wire.subjects import DEFAULT_POOL, check_token, inbox, parent_alive
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from nexofork.bus.connection import Bus
+    from nexofork.core.reply import Reply
+    from nexofork.core.snapshot import CacheSafeParams
+    from nexofork.engine.abort import AbortToken
+    from nexofork.engine.params import ForkParams
+    from nexofork.wire.messages import Asked
+
+__all__ = ["FleetSettings", "NatsForkSubagent", "connect"]
+
+log = logging.getLogger(__name__)
+
+_LEAVING_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """How a parent uses its fleet."""
+
+    pool: str = DEFAULT_POOL
+    parent_id: str = ""
+    """Names this parent to its children's daemons; empty makes one up."""
+    heartbeat_s: float = 5.0
+    window: int = 64
+    """How many requests may wait unclaimed at once, so that one parent's flood does not starve another."""
+    queue_limit_s: float | None = 300.0
+    """How long a run may wait for a daemon before it ends as failed."""
+    auto_background_s: float | None = None
+    """After how long a synchronous wait moves to the background by itself."""
+    on_parent_gone: Literal["continue", "abort"] = "continue"
+    """What becomes of the children when this process dies. An orderly exit aborts what was not detached."""
+
+
+@asynccontextmanager
+async def connect(
+    url: str = "nats://127.0.0.1:4222",
+    *,
+    creds: Path | None = None,
+    nkey_seed: Path | None = None,
+    settings: FleetSettings | None = None,
+) -> AsyncIterator[NatsForkSubagent]:
+    """Open a connection to a fleet.
+
+    Raises:
+        BusError: NATS was not reached, did not let us in, or has no streams and none may be made.
+    """
+    bus_settings = BusSettings(urls=tuple(url.split(",")), creds=creds, nkey_seed=nkey_seed, name="nexofork-parent")
+    async with open_bus(bus_settings) as bus:
+        chosen = settings or FleetSettings()
+        await provision(bus, pool=chosen.pool, lease_s=None)
+        async with NatsForkSubagent(bus, chosen) as forks:
+            yield forks
+
+
+@dataclass(slots=True)
+class _Own:
+    """A run this process started or attached to."""
+
+    run: RemoteRun
+    group: str | None = None
+    detached: bool = False
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class NatsForkSubagent:
+    """Starts forks on a fleet; the same protocol as `DefaultForkSubagent`, and `attach` besides."""
+
+    def __init__(self, bus: Bus, settings: FleetSettings | None = None) -> None:
+        chosen = settings or FleetSettings()
+        self._bus = bus
+        self._settings = chosen
+        self._parent_id = chosen.parent_id or f"p-{uuid.uuid4().hex}"
+        self._blobs = BlobStore(bus, "parent")
+        self._board = PresenceBoard(bus)
+        self._shipping = Shipping(
+            self._blobs,
+            parent_id=self._parent_id,
+            heartbeat_s=chosen.heartbeat_s,
+            on_parent_gone=chosen.on_parent_gone,
+        )
+        self._window = asyncio.Semaphore(chosen.window)
+        self._foreground = Foreground(auto_background_s=chosen.auto_background_s)
+        self._runs: dict[str, _Own] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._heart: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        if self._settings.on_parent_gone == "abort":
+            self._heart = self._tasks.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        tasks, self._tasks = self._tasks, None
+        assert tasks is not None
+        try:
+            async with asyncio.timeout(_LEAVING_S):
+                await self._abort_all("the parent left")
+        except (BusError, TimeoutError) as problem:
+            log.warning("children could not be aborted: %s", problem)
+        if self._heart is not None:
+            self._heart.cancel()
+        for own in self._runs.values():
+            for task in own.tasks:
+                task.cancel()
+        # The group is not told what the caller raised: it would wrap it.
+        await tasks.__aexit__(None, None, None)
+
+    async def fork(self, params: ForkParams, *, run_id: str | None = None, group: str | None = None) -> ForkHandle:
+        """Publish a fork; with `DelegateMode.SYNC` return only when it is over or moved to the background.
+
+        Raises:
+            ForkRefused: Something is wrong with the call; nothing was sent.
+            BusError: NATS was not reached or refused the request.
+        """
+        prepare(params)
+        handle = await self._publish(params, run_id=run_id, group=group)
+        if params.mode is DelegateMode.SYNC:
+            await self._foreground.wait([handle])
+        return handle
+
+    async def fork_each(
+        self, params: ForkParams, directives: Iterable[str], *, group: str | None = None
+    ) -> list[ForkHandle]:
+        """Start one fork per directive, side by side; either all are accepted or none goes on.
+
+        Raises:
+            ForkRefused: As `fork` does, for whichever directive it is; nothing was sent.
+            BusError: As `fork` does; what was already published is aborted.
+        """
+        return await self._fork_all([params.with_directive(directive) for directive in directives], group)
+
+    async def fork_tool_uses(
+        self, params: ForkParams, snapshot: CacheSafeParams, reply: Reply, *, group: str | None = None
+    ) -> list[ForkHandle]:
+        """Start one fork for every Agent call of a reply that names no ``subagent_type``.
+
+        Raises:
+            ForkRefused: The reply has no such call, or `fork` refuses one.
+            BusError: As `fork_each` does.
+        """
+        calls = [use for use in reply.tool_uses if use.name == AGENT_TOOL and not use.input.get("subagent_type")]
+        if not calls:
+            raise ForkRefused(f"The reply has no {AGENT_TOOL} call without subagent_type: there is nothing to fork.")
+        template = replace(params, cache_safe=replace(snapshot, reply=reply))
+        each = [
+            replace(template.with_directive(str(call.input.get("prompt", ""))), tool_use_id=call.id) for call in calls
+        ]
+        return await self._fork_all(each, group)
+
+    async def _fork_all(self, each: Sequence[ForkParams], group: str | None) -> list[ForkHandle]:
+        for one in each:
+            prepare(one)
+
+        async def publish(one: ForkParams) -> ForkHandle | BusError:
+            try:
+                return await self._publish(one, group=group)
+            except BusError as exc:
+                return exc  # raised inside, the group would cancel the others halfway
+
+        if each:
+            await self._shipping.request(each[0], group=group)  # so that all find the snapshot shipped
+        async with asyncio.TaskGroup() as tasks:
+            publishing = [tasks.create_task(publish(one)) for one in each]
+        outcomes = [task.result() for task in publishing]
+        handles = [outcome for outcome in outcomes if isinstance(outcome, ForkHandle)]
+        for outcome in outcomes:
+            if isinstance(outcome, BusError):
+                for handle in handles:
+                    await handle.abort("its siblings could not be started")
+                raise outcome
+        await self._foreground.wait(
+            [handle for one, handle in zip(each, handles, strict=True) if one.mode is DelegateMode.SYNC]
+        )
+        return handles
+
+    async def _publish(self, params: ForkParams, *, run_id: str | None = None, group: str | None) -> ForkHandle:
+        if self._tasks is None:
+            raise ForkRefused("Forks need an owner: use `async with connect(…) as forks`.")
+        record = ForkRecord(
+            run_id=check_token(run_id, "run id") if run_id else str(uuid.uuid4()),
+            label=params.fork_label,
+            skip_transcript=params.skip_transcript,
+            observer=params.on_message,
+        )
+        run = self._remote(record)
+        request = await self._shipping.request(params, group=group)
+        await self._window.acquire()
+        try:
+            await run.listen(deltas=params.on_message is not None)
+            seq = await run.log.request(request)
+        except BaseException:
+            self._window.release()
+            await run.close()
+            raise
+        record.add(
+            ForkStarted(
+                run_id=record.run_id,
+                label=params.fork_label,
+                directive=params.directive,
+                cache_key_hash=params.cache_safe.cache_key_hash,
+            )
+        )
+        own = self._keep(run, group=group)
+        self._beside(own, self._follow(own, after=seq, known=True))
+        self._beside(own, self._until_claimed(run, params))
+        if params.external_abort is not None:
+            self._beside(own, _abort_with(params.external_abort, run))
+        return ForkHandle(record, _Control(self, own))
+
+    async def attach(self, run_id: str) -> ForkHandle:
+        """Take hold of a run by its id, from any process; dropping this handle does not abort it.
+
+        Raises:
+            ForkRefused: There is no such run.
+            BusError: NATS was not reached.
+        """
+        record = ForkRecord(run_id=check_token(run_id, "run id"), label="", skip_transcript=False)
+        run = self._remote(record)
+        if await run.log.tip() is None:
+            raise ForkRefused(f"There is no run {run_id!r} in pool {self._settings.pool!r}; it may have expired.")
+        await run.listen()
+        own = self._keep(run, detached=True)
+        self._beside(own, self._follow(own, after=0, known=False))
+        handle = ForkHandle(record, _Control(self, own))
+        handle.detach()
+        return handle
+
+    async def abort_group(self, group: str, note: str = "") -> int:
+        """Abort every unfinished run this parent started in a group.
+
+        Returns:
+            How many were aborted.
+        """
+        members = [own.run for own in self._runs.values() if own.group == group and own.run.record.result is None]
+        for run in members:
+            await run.abort(note)
+        return len(members)
+
+    def background(self, run_id: str | None = None) -> int:
+        """Move one synchronous wait, or all, to the background; the forks go on and nothing is lost.
+
+        Returns:
+            How many waits were moved.
+        """
+        return self._foreground.background(run_id)
+
+    def _remote(self, record: ForkRecord) -> RemoteRun:
+        return RemoteRun(
+            self._bus,
+            self._blobs,
+            record,
+            pool=self._settings.pool,
+            parent_id=self._parent_id,
+            on_asked=self._answer,
+        )
+
+    def _keep(self, run: RemoteRun, *, group: str | None = None, detached: bool = False) -> _Own:
+        own = _Own(run=run, group=group, detached=detached)
+        self._runs[run.record.run_id] = own
+        return own
+
+    def _beside(self, own: _Own, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something for a run; what it meets does not reach the others."""
+        if self._tasks is None:
+            work.close()
+            raise ForkRefused("The connection to the fleet was closed; open one with `connect` and attach by run id.")
+        task = self._tasks.create_task(self._guarded(own, work))
+        own.tasks.add(task)
+        task.add_done_callback(own.tasks.discard)
+        return task
+
+    async def _guarded(self, own: _Own, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except BusError as exc:
+            log.warning("run %s: %s", own.run.record.run_id, exc)
+
+    async def _follow(self, own: _Own, *, after: int, known: bool) -> None:
+        try:
+            await own.run.follow(after=after, known=known)
+        finally:
+            if own.run.record.result is not None:
+                self._runs.pop(own.run.record.run_id, None)
+
+    async def _until_claimed(self, run: RemoteRun, params: ForkParams) -> None:
+        """Hold the run's place in the window until a daemon has it; give up when none takes it in time."""
+        try:
+            async with asyncio.timeout(self._settings.queue_limit_s):
+                await run.claimed.wait()
+        except TimeoutError:
+            await self._give_up(run, params)
+        finally:
+            self._window.release()
+
+    async def _give_up(self, run: RemoteRun, params: ForkParams) -> None:
+        limit_s = self._settings.queue_limit_s
+        waiting = await run.waiting()
+        daemons = len(await self._board.daemons(self._settings.pool))
+        error = (
+            f"No daemon of pool {self._settings.pool!r} took the run within {limit_s:g} s: {daemons} daemons are "
+            f"there, about {waiting} requests are waiting. Start one with `nexofork daemon`, or give them more slots."
+        )
+        await run.abort(error)
+        if run.claimed.is_set():
+            return  # taken at the last moment: the daemon reports the abort
+        result = ForkResult(
+            run_id=run.record.run_id,
+            label=params.fork_label,
+            directive=params.directive,
+            model=params.cache_safe.model,
+            status=ForkStatus.FAILED,
+            end="no_daemon",
+            error=error,
+        )
+        run.record.add(ForkEnded(result=result))
+
+    async def _answer(self, run: RemoteRun, asked: Asked) -> None:
+        """Give a daemon the content it could not get; not knowing it is left to the daemon's deadline."""
+        payload = await self._shipping.again(asked.payload)
+        if payload is None:
+            return
+        answer = Answer(kind="answer", at=time.time(), data={"payload": payload.model_dump(exclude_none=True)})
+        await self._bus.request(inbox(run.record.run_id, asked.ask_id, self._settings.pool), encode(answer))
+
+    async def _beat(self) -> None:
+        subject = parent_alive(self._parent_id, self._settings.pool)
+        while True:
+            await self._bus.publish(subject, encode(Answer(kind="alive", at=time.time())))
+            await asyncio.sleep(self._settings.heartbeat_s)
+
+    async def _abort_all(self, note: str) -> None:
+        for own in list(self._runs.values()):
+            if not own.detached and own.run.record.result is None:
+                await own.run.abort(note)
+
+
+class _Control:
+    """What a handle can do about a run on the fleet."""
+
+    def __init__(self, owner: NatsForkSubagent, own: _Own) -> None:
+        self._owner = owner
+        self._own = own
+
+    def abort(self, note: str) -> Awaitable[None]:
+        """Put an abort on the run's log; awaited, it is there."""
+        return self._owner._beside(self._own, self._own.run.abort(note))
+
+    def message(self, text: str) -> Awaitable[None]:
+        """Put a message into the run's inbox; awaited, it is there."""
+        return self._owner._beside(self._own, self._own.run.message(text))
+
+    def background(self) -> int:
+        """Let go of the wait."""
+        return self._owner.background(self._own.run.record.run_id)
+
+    def detached(self) -> None:
+        """Leave the run alone from now on, also when the parent leaves."""
+        self._own.detached = True
+
+    def dropped(self) -> None:
+        """Abort, so that nobody pays for a result nobody wants."""
+        if self._owner._tasks is not None:
+            self._owner._beside(self._own, self._own.run.abort("its handle was dropped unused"))
+
+
+async def _abort_with(token: AbortToken, run: RemoteRun) -> None:
+    """Abort a run with the caller's token, as long as the run goes on."""
+    async with asyncio.TaskGroup() as racers:
+        thrown = racers.create_task(token.wait())
+        over = racers.create_task(run.over())
+        over.add_done_callback(lambda _: thrown.cancel())
+        thrown.add_done_callback(lambda _: over.cancel())
+    if not thrown.cancelled():
+        await run.abort(thrown.result().note)

@@ -1,0 +1,1 @@
+"""The tools a daemon has built in."""
