@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from nexofork import __version__
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main", "run_command"]
 
 _COMMANDS = {
     "demo": "Fork a long conversation five ways and show what sharing saved.",
+    "fork": "Fork a conversation onto the fleet, one child per directive.",
+    "wait": "Wait for runs and print their results.",
+    "ps": "Show the runs and daemons of a pool.",
+    "logs": "Show what a run's log holds.",
+    "attach": "Watch a run until it is over.",
+    "abort": "End runs.",
+    "answer": "Answer something a run asks for.",
+    "daemon": "Run forks on this host.",
+    "serve": "Run a NATS server for one machine.",
+    "provision": "Create or update the streams of a pool (admin).",
     "simulate": "Serve an Anthropic-compatible API with real cache accounting.",
 }
 
@@ -36,19 +52,41 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="nexofork")
-def _root() -> None:
+@click.pass_context
+def _root(ctx: click.Context) -> None:
     """Fork an agent and pay for its context once."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
 
 
 def main() -> None:
     """Run the command line; the exit code is documented in the README."""
+    sys.exit(run_command())
+
+
+def run_command(command: click.Command = _root, arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; errors are one line on stderr.
+
+    Args:
+        command: Which one.
+        arguments: What it is given; this process's own unless said.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a character the terminal lacks must not end a command
     try:
-        _root(standalone_mode=False)
+        code = command(arguments, standalone_mode=False)
     except click.UsageError as exc:
-        exc.show()
-        sys.exit(2)
+        where = f" See `{exc.ctx.command_path} --help`." if exc.ctx else ""
+        click.echo(f"Error: {exc.format_message()}{where}", err=True)
+        return 2
     except click.ClickException as exc:
         exc.show()
-        sys.exit(exc.exit_code)
+        return exc.exit_code
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0

@@ -1,10 +1,13 @@
-"""``nexofork demo``: a parent with a long conversation, five forks, and the bill."""
+"""``nexofork demo``: a parent with a long conversation, two daemons as two hosts, five forks, and the bill."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
-from contextlib import AsyncExitStack
+import subprocess
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +15,26 @@ import click
 import uvloop
 from anthropic import AsyncAnthropic
 
-from nexofork.client.in_process import DefaultForkSubagent
+from nexofork.bus.embedded import EmbeddedServer
+from nexofork.client.fleet import connect
 from nexofork.core.usage import Usage
 from nexofork.economics import input_cost_usd, price_of, unshared_input_cost_usd
-from nexofork.engine.dispatch import FunctionTools
+from nexofork.engine.events import ForkClaimed, ForkEnded, ToolStarted, TurnFinished
 from nexofork.engine.params import ForkParams
 from nexofork.errors import NexoforkError
-from nexofork.providers.anthropic import AnthropicProvider
 from nexofork.providers.capture import capture
 from nexofork.simulator import Simulator
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nexofork.client.handle import ForkHandle
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.engine.result import ForkResult
 
 __all__ = ["demo"]
 
+_HOSTS = ("host-a", "host-b")
 _DIRECTIVES = (
     "Update the database schema for the new billing period.",
     "Rewrite the service layer against the new schema.",
@@ -43,9 +50,9 @@ _TOOLS = [
         "input_schema": {"type": "object", "properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
     },
     {
-        "name": "Grep",
-        "description": "Count the lines of the conversation's files that contain a word.",
-        "input_schema": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+        "name": "Bash",
+        "description": "Run a command.",
+        "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
     },
 ]
 _MARK = {"type": "ephemeral"}
@@ -67,8 +74,9 @@ class _Endpoint:
 def demo(*, model: str, tokens: int, live: bool, yes: bool) -> None:
     """Fork a long conversation five ways and show what sharing saved.
 
-    Runs against the built-in simulator, which accounts for the prompt cache as the provider does. With --live the same
-    runs on the real API, after showing what it will cost.
+    Starts a nats-server and two daemons of its own, as two hosts, and runs against the built-in simulator, which
+    accounts for the prompt cache as the provider does. With --live the same runs on the real API, after showing what
+    it will cost.
     """
     try:
         if live:
@@ -94,21 +102,49 @@ def _confirm_spending(model: str, tokens: int, *, yes: bool) -> None:
 async def _demo(model: str, tokens: int, *, live: bool) -> None:
     price_of(model, tokens)  # an unknown model is refused before anything is sent
     async with AsyncExitStack() as stack:
-        endpoint = _Endpoint(base_url=None, api_key=None)
+        endpoint = _Endpoint(base_url=os.environ.get("ANTHROPIC_BASE_URL"), api_key=os.environ.get("ANTHROPIC_API_KEY"))
         if not live:
             simulator = await stack.enter_async_context(Simulator())
             simulator.script(*_script())
             endpoint = _Endpoint(base_url=simulator.url, api_key="sk-sim-demo")
+        nats = await stack.enter_async_context(EmbeddedServer())
+        for host in _HOSTS:
+            await stack.enter_async_context(_daemon(host, nats.url, endpoint))
+        click.echo(f"nats-server at {nats.url}, daemons {' and '.join(_HOSTS)} are ready.")
         click.echo(f"Parent: {model}, about {tokens:,} tokens of conversation, {'real API' if live else 'simulator'}.")
         snapshot = await _parent_turn(endpoint, model, tokens)
         parent = snapshot.reply.usage if snapshot.reply else Usage()
         click.echo(
             f"Its turn wrote {parent.cache_write_tokens:,} tokens to the cache. Forking {len(_DIRECTIVES)} ways …"
         )
-        results = await _fork(endpoint, snapshot)
+        results = await _fork(nats.url, snapshot)
     _print_table(results)
     if not all(result.ok for result in results):
         raise click.ClickException("Not every fork completed; see the table.")
+
+
+@asynccontextmanager
+async def _daemon(name: str, nats_url: str, endpoint: _Endpoint) -> AsyncIterator[None]:
+    """Run a daemon process, as if it were a host of its own."""
+    settings = {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.api_key}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "nexofork_daemon", "--nats", nats_url, "--name", name, "--slots", "8"),
+        env={**os.environ, **{key: value for key, value in settings.items() if value}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        if (await process.stdout.readline()).strip() != b"ready":
+            said = (await process.stderr.read()).decode(errors="replace").strip()
+            raise click.ClickException(f"The daemon {name} did not start: {said}")
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
 
 
 async def _parent_turn(endpoint: _Endpoint, model: str, tokens: int) -> CacheSafeParams:
@@ -120,21 +156,32 @@ async def _parent_turn(endpoint: _Endpoint, model: str, tokens: int) -> CacheSaf
         return captured.snapshot()
 
 
-async def _fork(endpoint: _Endpoint, snapshot: CacheSafeParams) -> list[ForkResult]:
-    async with (
-        AnthropicProvider.from_env(base_url=endpoint.base_url, api_key=endpoint.api_key) as llm,
-        DefaultForkSubagent() as forks,
-    ):
-        params = ForkParams(
-            cache_safe=snapshot,
-            llm=llm,
-            prompt_messages="",
-            tool_dispatcher=FunctionTools({"Grep": _grep}, parallel=["Grep"]),
-            max_turns=8,
-            timeout=300,
-        )
+async def _fork(nats_url: str, snapshot: CacheSafeParams) -> list[ForkResult]:
+    async with connect(nats_url) as forks:
+        params = ForkParams(cache_safe=snapshot, prompt_messages="", max_turns=8, timeout=300)
         handles = await forks.fork_each(params, _DIRECTIVES)
+        async with asyncio.TaskGroup() as watching:
+            for number, handle in enumerate(handles, start=1):
+                watching.create_task(_show(number, handle))
         return [await handle.result() for handle in handles]
+
+
+async def _show(number: int, handle: ForkHandle) -> None:
+    """Say what a child does as it does it."""
+    async for event in handle.events():
+        match event:
+            case ForkClaimed():
+                click.echo(f"  {number}  {event.daemon} took it")
+            case TurnFinished():
+                click.echo(
+                    f"  {number}  turn {event.turn}: {event.usage.cache_read_tokens:,} tokens read from the cache"
+                )
+            case ToolStarted():
+                click.echo(f"  {number}  runs {event.name}")
+            case ForkEnded():
+                click.echo(f"  {number}  {event.result.status}")
+            case _:
+                pass
 
 
 def _request(model: str, tokens: int) -> dict[str, Any]:
@@ -168,12 +215,6 @@ def _listing(index: int, tokens: int) -> str:
 _WORDS = ("period", "billing", "invoice", "schema", "router", "tenant", "amount", "cursor", "ledger", "retry")
 
 
-async def _grep(arguments: dict[str, Any]) -> str:
-    word = str(arguments.get("word", ""))
-    hits = sum(word in line for index in range(3) for line in _listing(index, 4_000).splitlines())
-    return f"{hits} lines contain {word!r}"
-
-
 def _script() -> list[dict[str, Any]]:
     """What the simulated model says: the parent forks five ways, each child looks once and reports."""
     calls = [{"name": "Agent", "input": {"prompt": directive}} for directive in _DIRECTIVES]
@@ -181,7 +222,7 @@ def _script() -> list[dict[str, Any]]:
         {
             "match": directive,
             "turns": [
-                {"tools": [{"name": "Grep", "input": {"word": "period"}}]},
+                {"tools": [{"name": "Bash", "input": {"command": "grep -c . /etc/hostname"}}]},
                 {"text": f"Scope: {directive}\nResult: done\nKey files: file 0\nFiles changed: none\nIssues: none"},
             ],
         }
@@ -192,7 +233,9 @@ def _script() -> list[dict[str, Any]]:
 
 def _print_table(results: list[ForkResult]) -> None:
     click.echo()
-    click.echo(f"{'fork':<34} {'status':<10} {'read':>9} {'written':>8} {'fresh':>6} {'hit':>6} {'input $':>9}")
+    click.echo(
+        f"{'fork':<30} {'host':<8} {'status':<10} {'read':>9} {'written':>8} {'fresh':>6} {'hit':>6} {'input $':>9}"
+    )
     total = alone = 0.0
     for result in results:
         usage = result.usage
@@ -200,10 +243,12 @@ def _print_table(results: list[ForkResult]) -> None:
         total += cost
         alone += sum(unshared_input_cost_usd(call.usage, result.model) for call in result.calls)
         click.echo(
-            f"{result.directive[:33]:<34} {result.status:<10} {usage.cache_read_tokens:>9,} "
+            f"{result.directive[:29]:<30} {result.daemon or '':<8} {result.status:<10} {usage.cache_read_tokens:>9,} "
             f"{usage.cache_write_tokens:>8,} {usage.input_tokens:>6,} {usage.hit_ratio:>6.1%} {cost:>9.4f}"
         )
     click.echo()
+    hosts = {result.daemon for result in results if result.calls and result.calls[0].usage.hit_ratio > 0.5}
+    click.echo(f"{'hosts that read one cache':<34} {', '.join(sorted(filter(None, hosts)))}")
     click.echo(f"{'input, shared':<34} ${total:.4f}")
     click.echo(f"{'input, no sharing':<34} ${alone:.4f}")
     if alone:

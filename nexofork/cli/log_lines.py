@@ -1,0 +1,100 @@
+"""Say what a run's log holds, entry by entry: as an object for programs, as a line for people.
+
+Contents that travel as blobs are fetched. Where that is not permitted or they have expired, the entry is shown without
+its content and says why.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nexofork.cli.output import brief
+from nexofork.core.reply import Reply
+from nexofork.core.usage import Usage
+from nexofork.engine.result import ForkResult
+from nexofork.errors import BadMessage, NexoforkError
+from nexofork.wire import messages as wire
+
+if TYPE_CHECKING:
+    from nexofork.bus.blobs import BlobStore
+    from nexofork.bus.run_log import Entry
+
+__all__ = ["entry_line", "entry_object"]
+
+_PLAIN = ("epoch", "turn", "call_id", "name", "is_error", "read_only", "ask_id", "what", "deadline_s", "reason")
+_REQUEST = ("directive", "label", "group", "max_turns", "timeout_s", "on_parent_gone", "skip_transcript", "sent_at")
+
+
+async def entry_object(entry: Entry, blobs: BlobStore) -> dict[str, Any]:
+    """Return an entry as JSON values."""
+    run_id = entry.raw.subject.split(".")[2]
+    message = entry.message
+    if isinstance(message, BadMessage):
+        return {"event": "unreadable", "run_id": run_id, "seq": entry.seq, "problem": str(message)}
+    known = {key: getattr(message, key) for key in _PLAIN if hasattr(message, key)}
+    shown = {"event": message.kind, "run_id": run_id, "seq": entry.seq, "at": message.at or None, **known}
+    try:
+        return shown | await _content(message, blobs)
+    except NexoforkError as exc:
+        return shown | {"content_error": str(exc)}
+
+
+async def _content(message: wire.Requested | wire.AbortEvent | wire.Report, blobs: BlobStore) -> dict[str, Any]:
+    match message:
+        case wire.Requested():
+            fields = {key: getattr(message, key) for key in _REQUEST}
+            return {**fields, "parent": message.parent.model_dump(mode="json")}
+        case wire.AbortEvent():
+            return {"note": message.note, "by": message.by}
+        case wire.Claimed():
+            return {"daemon": message.daemon.name, "host": message.daemon.host, "workspace_id": message.workspace_id}
+        case wire.Turn():
+            usage = Usage.from_wire(message.usage).to_wire()
+            reply = Reply.from_response(await blobs.resolve(message.content))
+            names = [use.name for use in reply.tool_uses]
+            return {"text": reply.text, "stop_reason": message.stop_reason, "tool_names": names, "usage": usage}
+        case wire.ToolFinished():
+            return {"block": _parsed(await blobs.resolve(message.block))}
+        case wire.Final():
+            return ForkResult.from_wire(await blobs.resolve(message.result)).to_json()
+        case _:
+            return {}
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data.decode("utf-8", "replace")
+
+
+def entry_line(shown: dict[str, Any], *, width: int = 160) -> str:
+    """Return what `entry_object` made as a line of text."""
+    at = datetime.fromtimestamp(shown["at"], UTC).strftime("%H:%M:%S") if shown.get("at") else "--:--:--"
+    return f"{shown['seq']:>8}  {at}  {shown['event']:<13}  {brief(_words(shown), width)}".rstrip()
+
+
+def _words(shown: dict[str, Any]) -> str:
+    """The part of an entry that a reader looks for first."""
+    if "content_error" in shown:
+        return str(shown["content_error"])
+    match shown["event"]:
+        case "requested":
+            return str(shown["directive"])
+        case "claimed":
+            return f"{shown['daemon']} on {shown['host']}, epoch {shown['epoch']}"
+        case "turn":
+            tools = "".join(f" [{name}]" for name in shown["tool_names"])
+            return f"{shown['turn']}:{tools} {shown['text']}"
+        case "tool_started":
+            return f"{shown['name']} ({shown['call_id']})"
+        case "tool_finished":
+            return f"{shown['call_id']} {'failed' if shown['is_error'] else 'answered'}"
+        case "abort":
+            return f"{shown['note']} (by {shown['by'] or 'unknown'})"
+        case "final":
+            return f"{shown['status']} {shown['error'] or shown['final_text']}"
+        case _:
+            return str(shown.get("problem") or shown.get("reason") or shown.get("what") or "")

@@ -1,0 +1,99 @@
+"""Print results: JSON lines for programs, tables for people.
+
+What a model or a stranger wrote is shown to people without its control characters: a terminal obeys them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nexofork.engine.result import ForkStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nexofork.engine.result import ForkResult
+
+__all__ = ["brief", "coloured", "plain", "print_json", "print_results", "print_table"]
+
+_COLOURS = {
+    ForkStatus.COMPLETED: "green",
+    ForkStatus.RUNNING: "cyan",
+    "queued": "yellow",
+    "aborting": "yellow",
+    ForkStatus.ABORTED: "yellow",
+}
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one object on one line; half a surrogate pair, which UTF-8 cannot hold, stays as its escape."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    click.echo(text.encode("utf-8", "backslashreplace"))
+
+
+def plain(text: str) -> str:
+    """Return the text without control characters; line ends and tabs are kept."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+
+
+def brief(text: str, width: int) -> str:
+    """Return the beginning of a text as one line of at most so many characters."""
+    line = plain(" ".join(text.split()))
+    return line if len(line) <= width else line[: max(width - 3, 0)] + "..."
+
+
+def coloured(status: str) -> str:
+    """Return a status in its colour."""
+    return click.style(status, fg=_COLOURS.get(status, "red"))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> None:
+    """Print columns as wide as they need to be.
+
+    Args:
+        header: The columns' names.
+        rows: Cells; they may be coloured.
+        right: Which columns are numbers.
+    """
+    widths = [max(len(click.unstyle(row[column])) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, *rows):
+        cells = []
+        for column, cell in enumerate(row):
+            pad = " " * (widths[column] - len(click.unstyle(cell)))
+            cells.append(pad + cell if column in right else cell + pad)
+        click.echo("  ".join(cells).rstrip())
+
+
+def print_results(results: Sequence[ForkResult]) -> None:
+    """Print the summary of finished forks, and below it why any of them did not complete."""
+    header = ("fork", "status", "daemon", "read", "written", "fresh", "hit", "$")
+    print_table(header, [_row(result) for result in results], right=frozenset(range(3, 8)))
+    costs = [result.cost_usd for result in results if result.cost_usd is not None]
+    done = sum(result.ok for result in results)
+    click.echo(f"\n{done} of {len(results)} completed, ${sum(costs):.4f}")
+    for result in results:
+        if not result.ok:
+            click.echo(f"{result.run_id}: {result.status}. {brief(_why(result), 400)}".rstrip(), err=True)
+
+
+def _row(result: ForkResult) -> tuple[str, ...]:
+    usage = result.usage
+    return (
+        brief(result.directive or result.run_id, 36),
+        coloured(result.status.value),
+        brief(result.daemon or "-", 24),
+        f"{usage.cache_read_tokens:,}",
+        f"{usage.cache_write_tokens:,}",
+        f"{usage.input_tokens:,}",
+        f"{usage.hit_ratio:.1%}",
+        "-" if result.cost_usd is None else f"{result.cost_usd:.4f}",
+    )
+
+
+def _why(result: ForkResult) -> str:
+    if result.error:
+        return result.error
+    return result.abort.note if result.abort else result.end

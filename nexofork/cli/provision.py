@@ -1,0 +1,50 @@
+"""``nexofork provision``: what only an admin may do, create and update the streams and the consumer of a pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nexofork.bus.connection import BusSettings, open_bus
+from nexofork.bus.provisioning import provision as provision_pool
+from nexofork.cli.exit_codes import OK
+from nexofork.cli.options import json_option, seconds, target_options
+from nexofork.cli.output import print_json
+from nexofork.cli.session import finish
+from nexofork.wire.streams import CONSUMER, log_stream, stream_settings
+
+if TYPE_CHECKING:
+    from nexofork.cli.options import Target
+
+__all__ = ["provision"]
+
+
+@click.command()
+@click.option("--replicas", type=click.IntRange(1, 5), help="Copies of every stream; 3 on a cluster unless given.")
+@click.option(
+    "--lease-s",
+    type=seconds,
+    metavar="SECONDS",
+    help="Silence of a daemon before its runs go to another.",
+)
+@json_option
+@target_options
+def provision(*, replicas: int | None, lease_s: float | None, as_json: bool, target: Target) -> None:
+    """Create or update the streams of a pool. With accounts this takes the admin's credentials."""
+    finish(lambda: _provision(replicas, lease_s, as_json=as_json, target=target))
+
+
+async def _provision(replicas: int | None, lease_s: float | None, *, as_json: bool, target: Target) -> int:
+    settings = BusSettings(urls=target.urls, creds=target.creds, nkey_seed=target.nkey, name="nexofork-provision")
+    async with open_bus(settings) as bus:
+        done = await provision_pool(bus, pool=target.pool, lease_s=lease_s, replicas=replicas)
+    streams = [stream["name"] for stream in stream_settings(target.pool)]
+    consumer = f"{log_stream(target.pool)}/{CONSUMER}"
+    if as_json:
+        print_json({"pool": target.pool, "streams": streams, "consumer": consumer, "lease_s": done.lease_s})
+    else:
+        click.echo(
+            f"In place for pool {target.pool}: {', '.join(streams)}; consumer {consumer}, lease {done.lease_s:g} s."
+        )
+    return OK

@@ -1,0 +1,129 @@
+"""Watch several runs at once until they are over, and say why nothing happens while nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+from nexofork.bus.pickup import queue_depth
+from nexofork.bus.presence import PresenceBoard
+from nexofork.engine.events import ForkClaimed, ForkEnded
+from nexofork.errors import BusError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from nexofork.bus.connection import Bus
+    from nexofork.cli.progress import Sink
+    from nexofork.client.handle import ForkHandle
+    from nexofork.engine.result import ForkResult
+
+__all__ = ["Watch"]
+
+_TICK_S = 1.0
+_FIRST_NOTICE_S = 3.0
+_NOTICE_EVERY_S = 30.0
+_DOWN_S = 120.0
+
+
+class Watch:
+    """An async context that ends when every run that was added is over."""
+
+    def __init__(self, sink: Sink, bus: Bus, *, pool: str, queue_limit_s: float | None = None) -> None:
+        self._sink = sink
+        self._bus = bus
+        self._pool = pool
+        self._queue_limit_s = queue_limit_s
+        self._tasks = asyncio.TaskGroup()
+        self._clock: asyncio.Task[None] | None = None
+        self._feeds: list[asyncio.Task[None]] = []
+        self._unclaimed: set[str] = set()
+        self.handles: list[ForkHandle] = []
+        self._results: dict[str, ForkResult] = {}
+
+    @property
+    def results(self) -> list[ForkResult]:
+        """The results so far, in the order the runs were added."""
+        return [self._results[one.run_id] for one in self.handles if one.run_id in self._results]
+
+    @property
+    def open(self) -> list[ForkHandle]:
+        """The runs that are not over."""
+        return [one for one in self.handles if one.run_id not in self._results]
+
+    def add(self, handle: ForkHandle) -> None:
+        """Watch a run from its beginning."""
+        self.handles.append(handle)
+        self._unclaimed.add(handle.run_id)
+        self._feeds.append(self._tasks.create_task(self._feed(handle)))
+
+    def ended(self, result: ForkResult) -> None:
+        """Take a result that was had in another way."""
+        if result.run_id not in self._results:
+            self._results[result.run_id] = result
+            self._sink.event(result.run_id, ForkEnded(result=result))
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._clock = self._tasks.create_task(self._tick())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if error is None and self._feeds:
+            try:
+                await asyncio.wait(self._feeds)
+            except asyncio.CancelledError as exc:
+                kind, error, at = type(exc), exc, exc.__traceback__
+        if self._clock is not None:
+            self._clock.cancel()
+        await self._tasks.__aexit__(kind, error, at)
+
+    async def _feed(self, handle: ForkHandle) -> None:
+        async for event in handle.events():
+            if isinstance(event, (ForkClaimed, ForkEnded)):
+                self._unclaimed.discard(handle.run_id)
+            if isinstance(event, ForkEnded):
+                self._results[handle.run_id] = event.result
+            self._sink.event(handle.run_id, event)
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        connected_at, notice_at = loop.time(), loop.time() + _FIRST_NOTICE_S
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._sink.tick()
+            if self._bus.connected:
+                connected_at = loop.time()
+            elif loop.time() - connected_at > _DOWN_S:
+                self._give_up()
+            if self._unclaimed and self._bus.connected and loop.time() >= notice_at:
+                notice_at = loop.time() + _NOTICE_EVERY_S
+                await self._notice()
+
+    async def _notice(self) -> None:
+        """Say what the runs wait for that no daemon has taken."""
+        try:
+            daemons = await PresenceBoard(self._bus).daemons(self._pool)
+            queued = await queue_depth(self._bus, pool=self._pool)
+        except BusError:
+            return  # the connection's own trouble is told elsewhere
+        free = sum(max(daemon.slots - daemon.running, 0) for daemon in daemons)
+        advice = "They take turns." if daemons else "Start one with `nexofork daemon`."
+        limit = f" A run is given up after {self._queue_limit_s:g} s in the queue." if self._queue_limit_s else ""
+        self._sink.note(
+            f"Waiting for a daemon: {len(self._unclaimed)} of {len(self.handles)} runs, {len(daemons)} daemons with "
+            f"{free} free slots in pool {self._pool!r}, about {queued} requests queued. {advice}{limit}"
+        )
+
+    def _give_up(self) -> None:
+        left = self.open
+        for handle in left:
+            handle.detach()
+        ids = " ".join(handle.run_id for handle in left)
+        raise BusError(
+            f"The connection to NATS has been down for {_DOWN_S:g} s. The runs go on without us; when NATS is back, "
+            f"`nexofork wait {ids}` gives their results.",
+            retryable=True,
+        )
