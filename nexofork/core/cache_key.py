@@ -8,6 +8,7 @@ same on every host, in every process and in every release.
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING
 
 from nexofork.core.spans import read_json
@@ -27,8 +28,11 @@ DIMENSIONS = (
     "messages",
     "thinking",
     "effort",
+    "output_format",
     "tool_choice",
     "speed",
+    "context_management",
+    "mcp_servers",
     "betas",
     "version",
     "ttl",
@@ -58,7 +62,10 @@ def cache_dimensions(
     plain = {
         "model": layout.model.encode(),
         "thinking": _thinking(_raw(body, layout, "thinking")),
-        "effort": _effort(_raw(body, layout, "output_config")),
+        "effort": _output_config(body, layout, "effort"),
+        "output_format": _output_config(body, layout, "format"),
+        "context_management": _raw(body, layout, "context_management"),
+        "mcp_servers": _raw(body, layout, "mcp_servers"),
         "tool_choice": _raw(body, layout, "tool_choice"),
         "speed": _raw(body, layout, "speed"),
         "betas": betas.encode(),
@@ -104,7 +111,8 @@ def _thinking(raw: bytes) -> bytes:
     return b"" if value in (None, {"type": "disabled"}) else raw
 
 
-def _effort(raw: bytes) -> bytes:
+def _output_config(body: bytes, layout: Layout, key: str) -> bytes:
+    raw = _raw(body, layout, "output_config")
     value = read_json(raw) if raw else None
-    effort = value.get("effort") if isinstance(value, dict) else None
-    return b"" if effort is None else str(effort).encode()
+    setting = value.get(key) if isinstance(value, dict) else None
+    return b"" if setting is None else json.dumps(setting).encode()

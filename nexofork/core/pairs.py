@@ -8,6 +8,7 @@ same function keeps sharing its cache with its children.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from nexofork.core.boilerplate import PLACEHOLDER_RESULT, json_string
@@ -49,11 +50,11 @@ def answer_dangling(body: bytes) -> tuple[bytes, tuple[str, ...]]:
     layout = scan_request(body)
     edits: list[Edit] = []
     answered: list[str] = []
-    for message, following in zip(layout.messages, layout.messages[1:], strict=False):
-        missing = _missing(message, following)
+    for index, message in enumerate(layout.messages[:-1]):
+        missing = _missing(message, layout.messages[index + 1 :])
         if missing:
             answered += missing
-            edits.append(_insertion(message, following, body, missing))
+            edits.append(_insertion(message, layout.messages[index + 1], body, missing))
     return (bytes(splice(body, edits)) if edits else body), tuple(answered)
 
 
@@ -61,12 +62,12 @@ def _calls(message: Message) -> list[str]:
     return [block.call_id for block in message.blocks if block.kind == "tool_use" and block.call_id]
 
 
-def _missing(message: Message, following: Message) -> list[str]:
+def _missing(message: Message, rest: Iterable[Message]) -> list[str]:
+    """Return the calls without a result; the provider joins the user messages that follow before it looks."""
     if message.role != "assistant":
         return []
-    given: set[str | None] = set()
-    if following.role == "user":
-        given = {block.call_id for block in following.blocks if block.kind == "tool_result"}
+    answers = takewhile(lambda following: following.role == "user", rest)
+    given = {block.call_id for answer in answers for block in answer.blocks if block.kind == "tool_result"}
     return [call_id for call_id in _calls(message) if call_id not in given]
 
 

@@ -149,7 +149,9 @@ class ChildPrompt:
         """Add the model's reply and what answers it; without answers or texts the reply alone (a paused turn)."""
         count = len(self._base.snapshot.layout.blocks)
         self._own_write = max((position for position in self.plan.markers if position >= count), default=None)
-        self._tail.append(_assistant(reply))
+        said = _assistant(reply)
+        if said.blocks:
+            self._tail.append(said)
         user = [_TailBlock(wire=answer.to_wire()) for answer in answers]
         user += _own_texts(texts)
         if user:
@@ -232,19 +234,23 @@ def _continuable(snapshot: CacheSafeParams, reply: Reply) -> _TailMessage:
             "was given for a body that already ends with an assistant message",
             fix="Pass the request as it was sent, with the reply beside it, or leave the reply out.",
         )
-    if not reply.blocks:
-        raise BadReply("is empty", fix="Leave the reply out to fork from the request alone.")
     if reply.truncated_tool_use is not None:
         raise BadReply(
             f"was cut off inside the tool call {reply.truncated_tool_use.name!r}",
             fix="Fork from a complete reply, or leave the reply out to fork from the request alone.",
         )
-    return _assistant(reply)
+    said = _assistant(reply)
+    if not said.blocks:
+        raise BadReply("is empty", fix="Leave the reply out to fork from the request alone.")
+    return said
 
 
 def _assistant(reply: Reply) -> _TailMessage:
+    """Return the reply as it is sent again; a blank text block, which the API gives but does not take, is left out."""
     blocks = tuple(
-        _TailBlock(wire=block.wire, takes_marker=takes_marker(block.kind, block.value)) for block in reply.blocks
+        _TailBlock(wire=block.wire, takes_marker=takes_marker(block.kind, block.value))
+        for block in reply.blocks
+        if block.kind != "text" or str(block.value.get("text", "")).strip()
     )
     return _TailMessage(role="assistant", blocks=blocks)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from nexofork.core.spans import read_json
 from nexofork.errors import BadRequestBody
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nexofork.core.reply import Reply
 
 __all__ = ["CACHE_HEADERS", "CacheSafeParams", "CacheSafeSlot"]
@@ -81,6 +80,8 @@ class CacheSafeParams:
             BadRequestBody: It is not a Messages request.
         """
         exact = exact and isinstance(request, bytes)
+        if isinstance(request, Mapping):
+            request, headers, query = _split_arguments(request, headers or {}, query)
         body, answered = answer_dangling(request if isinstance(request, bytes) else _serialise(request))
         return cls(
             body=body,
@@ -237,6 +238,19 @@ class CacheSafeSlot:
 def _cache_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     lower = {name.lower(): value for name, value in headers.items()}
     return tuple((name, lower[name]) for name in CACHE_HEADERS if name in lower)
+
+
+def _split_arguments(
+    request: Mapping[str, Any], headers: Mapping[str, str], query: tuple[tuple[str, str], ...]
+) -> tuple[dict[str, Any], dict[str, str], tuple[tuple[str, str], ...]]:
+    """Tell the body's fields from what ``messages.create`` takes besides them and sends elsewhere or not at all."""
+    body = {key: value for key, value in request.items() if key not in ("extra_headers", "extra_query", "timeout")}
+    headers = {**headers, **(request.get("extra_headers") or {})}
+    if betas := body.pop("betas", None):
+        headers["anthropic-beta"] = ",".join(betas)
+    query = (*query, *((request.get("extra_query") or {}).items()))
+    extra = body.pop("extra_body", None) or {}
+    return {**body, **extra}, headers, query
 
 
 def _serialise(request: Mapping[str, Any]) -> bytes:

@@ -36,7 +36,6 @@ _LOSES = {
     "output_config": "messages",
     "tool_choice": "messages",
     "messages": "messages",
-    "cache_control": "breakpoints",
 }
 
 
@@ -168,8 +167,8 @@ def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
 
 def _refuse_cache_breaks(params: ForkParams) -> None:
     fields = tuple(params.overrides.request)
-    if "messages" in fields or "stream" in fields:
-        raise ForkRefused("A fork's `messages` and `stream` are the runtime's; override neither.")
+    if own := sorted({"messages", "stream", "cache_control"} & set(fields)):
+        raise ForkRefused(f"A fork's {', '.join(own)} are the runtime's to set; leave them out of the overrides.")
     for name, value in params.overrides.request.items():
         try:
             json.dumps(value, allow_nan=False)
