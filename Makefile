@@ -4,13 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test check fmt bench clean
+.PHONY: help setup demo test check fmt bench chaos clean
 help:
-	@echo "make demo   set up, run five forks against the simulator, show what was saved"
+	@echo "make demo   set up, fork five ways over two daemons against the simulator, show what was saved"
 	@echo "make test   set up, then every check: lint, types, tests"
 	@echo "make check  lint and types only"
 	@echo "make fmt    format the code"
 	@echo "make bench  measure what the README claims, beside the alternative"
+	@echo "make chaos  the crash tests at length"
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml
@@ -36,6 +37,9 @@ fmt: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+chaos: setup
+	$(BIN)/pytest -m chaos --timeout 900
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nexofork.client.blocking import BlockingForkSubagent
+    from nexofork.client.fleet import FleetSettings, NatsForkSubagent, connect
     from nexofork.client.handle import ForkHandle
     from nexofork.client.in_process import DefaultForkSubagent
     from nexofork.client.notices import task_notification
@@ -35,17 +36,20 @@ __all__ = [
     "CacheSafeSlot",
     "DefaultForkSubagent",
     "DelegateMode",
+    "FleetSettings",
     "ForkHandle",
     "ForkOverrides",
     "ForkParams",
     "ForkResult",
     "ForkStatus",
     "FunctionTools",
+    "NatsForkSubagent",
     "NexoforkError",
     "ParentContext",
     "QuerySource",
     "Reply",
     "capture",
+    "connect",
     "task_notification",
 ]
 
@@ -60,17 +64,20 @@ _HOMES = {
     "CacheSafeSlot": "nexofork.core.snapshot",
     "DefaultForkSubagent": "nexofork.client.in_process",
     "DelegateMode": "nexofork.engine.params",
+    "FleetSettings": "nexofork.client.fleet",
     "ForkHandle": "nexofork.client.handle",
     "ForkOverrides": "nexofork.engine.params",
     "ForkParams": "nexofork.engine.params",
     "ForkResult": "nexofork.engine.result",
     "ForkStatus": "nexofork.engine.result",
     "FunctionTools": "nexofork.engine.dispatch",
+    "NatsForkSubagent": "nexofork.client.fleet",
     "NexoforkError": "nexofork.errors",
     "ParentContext": "nexofork.engine.params",
     "QuerySource": "nexofork.core.query_source",
     "Reply": "nexofork.core.reply",
     "capture": "nexofork.providers.capture",
+    "connect": "nexofork.client.fleet",
     "task_notification": "nexofork.client.notices",
 }
 

@@ -89,7 +89,8 @@ async def _daemon(target: Target, sandbox: str, given: dict[str, Any]) -> int:
         urls=target.urls, creds=target.creds, nkey_seed=target.nkey, name=f"nexoforkd {settings.name}"
     )
     stop = asyncio.Event()
-    _stop_on_signals(stop)
+    hurry = asyncio.Event()
+    _stop_on_signals(stop, hurry)
     async with open_bus(bus_settings) as bus, AnthropicProvider.from_env() as provider:
         await run_daemon(
             settings,
@@ -98,20 +99,20 @@ async def _daemon(target: Target, sandbox: str, given: dict[str, Any]) -> int:
             tools=BuiltinTools(),
             stop=stop,
             ready=lambda: click.echo("ready"),
+            hurry=hurry,
         )
     return OK
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    task = asyncio.current_task()
-    assert task is not None
+def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """Drain at the first signal, hand over at the second."""
 
-    def stop_or_leave() -> None:
+    def stop_or_hurry() -> None:
         if stop.is_set():
-            task.cancel()
+            hurry.set()
         stop.set()
 
-    on_signals(stop_or_leave)
+    on_signals(stop_or_hurry)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from nexofork.engine.abort import Abort, AbortReason, AbortToken
 from nexofork.engine.params import prepare
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.engine.run import ForkRun
-from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError
+from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError, RunLost
 from nexofork.wire.messages import (
     AbortEvent,
     Answer,
@@ -42,6 +42,8 @@ from nexofork_daemon.journal import LogJournal, Rebuilt, SideEffectsOnly, rebuil
 from nexofork_daemon.request import SnapshotShelf, fork_params
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.connection import Bus
     from nexofork.bus.pickup import Delivery
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "Host"]
 
 log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,26 +104,32 @@ class Execution:
     async def run(self) -> None:
         """Deal with the delivery; nothing it holds or does raises."""
         try:
-            request = decode_event(self._delivery.data)
-            if isinstance(request, AbortEvent):
-                # It is on the log, which whoever runs or claims the run reads.
-                await self._delivery.ack()
-            else:
-                await self._claim_and_run(request)
-        except BadMessage as exc:
-            await self._refuse_poison(exc)
+            await self._deal()
         except BusError as exc:
             log.warning("run %s: %s", self.run_id, exc)
+
+    async def _deal(self) -> None:
+        try:
+            request = decode_event(self._delivery.data)
+        except BadMessage as exc:
+            await self._refuse_poison(exc)
+            return
+        if isinstance(request, AbortEvent):
+            # It is on the log, which whoever runs or claims the run reads.
+            await self._delivery.ack()
+        else:
+            await self._claim_and_run(request)
 
     async def _refuse_poison(self, problem: BadMessage) -> None:
         """Report input that nobody can run, once, and take it out of circulation."""
         log.warning("run %s: %s", self.run_id, problem)
-        try:
-            entries = await self._log.entries()
-            if [entry.seq for entry in entries] == [self._delivery.seq]:
-                await self._log.append(await self._refusal(None, problem, epoch=1), after=self._delivery.seq)
-        except BusError as exc:
-            log.warning("run %s: %s", self.run_id, exc)
+        entries = await self._log.entries()
+        # Beside a request that can be run it is noise; one more piece of noise on a run that is over, too.
+        if not any(isinstance(entry.message, (Requested, Final)) for entry in entries):
+            try:
+                await self._log.append(await self._refusal(None, problem, epoch=1), after=entries[-1].seq)
+            except (RunAborted, RunLost) as exc:
+                log.info("run %s: %s", self.run_id, exc)
         await self._delivery.terminate(problem.problem)
 
     async def _claim_and_run(self, request: Requested) -> None:
@@ -132,7 +142,8 @@ class Execution:
         try:
             # The server takes subscription and claim in the order they are sent, so no abort falls between them.
             state = await self._state()
-            if state.final is not None:
+            if state.final is not None or state.request not in (None, self._delivery.seq):
+                # Over, or asked for twice: the other request's delivery is the lease.
                 await self._delivery.ack()
                 return
             journal = await self._claimed(request, state)
@@ -167,14 +178,18 @@ class Execution:
         epoch = state.epoch + 1
         journal = LogJournal(self._log, self._host.blobs, self.token, epoch=epoch, seq=state.tip)
         if state.losses >= self._host.settings.epoch_limit:
-            problem = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
-            await self._finish(request, journal, await self._failed(request, problem, ForkStatus.FAILED))
+            lost = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
+            await self._finish(request, journal, await self._failed(request, lost, ForkStatus.FAILED))
+            return None
+        if state.problem is not None:
+            await self._finish(request, journal, await self._failed(request, state.problem, ForkStatus.FAILED))
             return None
         claim = Claimed(
             epoch=epoch,
             at=time.time(),
             daemon=self._host.identity,
             workspace_id=self._host.provider.workspace_id,
+            request=self._delivery.seq,
         )
         try:
             if state.abort is not None:
@@ -198,7 +213,7 @@ class Execution:
                 tasks.create_task(self._renew(journal)),
                 tasks.create_task(self._confirm_hints(journal)),
             ]
-            if request.on_parent_gone == "abort" and request.parent.heartbeat_s:
+            if request.on_parent_gone == "abort" and request.parent.heartbeat_s and request.parent.id:
                 keepers.append(tasks.create_task(self._watch_parent(request)))
             try:
                 await self._finish(request, journal, await self._result(request, state, journal))
@@ -226,6 +241,10 @@ class Execution:
         except NexoforkError as exc:
             status = ForkStatus.REFUSED if isinstance(exc, ForkRefused) else ForkStatus.FAILED
             return await self._failed(request, exc, status)
+        except Exception as exc:
+            # What a request holds may raise anything; the next daemon would fare no better.
+            log.exception("run %s cannot be begun", self.run_id)
+            return await self._failed(request, exc, ForkStatus.REFUSED)
         mail = InboxMail(self._host.bus, self.run_id, pool=self._host.settings.pool, delivered=state.letters)
         run = ForkRun(
             params,
@@ -282,8 +301,12 @@ class Execution:
             raise problem from None
         finally:
             deaf()
-        answer = Answer.model_validate_json(stored.data)
-        return await self._host.blobs.resolve(Payload.model_validate(answer.data["payload"]))
+        try:
+            answer = Answer.model_validate_json(stored.data)
+            found = Payload.model_validate(answer.data.get("payload"))
+        except ValueError:
+            raise problem from None
+        return await self._host.blobs.resolve(found)
 
     async def _finish(self, request: Requested, journal: LogJournal, result: ForkResult) -> None:
         """Report how it ended, unless it did not end here."""
@@ -316,7 +339,8 @@ class Execution:
     async def _refusal(self, request: Requested | None, problem: NexoforkError, *, epoch: int) -> Final:
         return await self._final(await self._failed(request, problem, ForkStatus.REFUSED), epoch)
 
-    async def _failed(self, request: Requested | None, problem: NexoforkError, status: ForkStatus) -> ForkResult:
+    async def _failed(self, request: Requested | None, problem: Exception, status: ForkStatus) -> ForkResult:
+        known = isinstance(problem, NexoforkError)
         return ForkResult(
             run_id=self.run_id,
             label=request.label if request else "",
@@ -324,7 +348,7 @@ class Execution:
             model="",
             status=status,
             end=type(problem).__name__,
-            error=str(problem),
+            error=str(problem) if known else f"Unexpected {type(problem).__name__}: {problem}",
             daemon=self._host.identity.name,
         )
 
@@ -367,14 +391,19 @@ class Execution:
     async def _confirm_hints(self, journal: LogJournal) -> None:
         """Look at the log whenever something suggests that it has news."""
         remove = self._host.bus.on_reconnect(self._hint.set)
+        # The claim has just seen the log; an abort that the log had no room for may be in the inbox already.
+        look: Callable[[LogJournal], Awaitable[None]] = self._look_into_inbox
         try:
             while True:
-                await self._hint.wait()
-                self._hint.clear()
                 try:
-                    await self._look(journal)
+                    await look(journal)
                 except BusError as exc:
                     log.info("run %s: could not look at its log yet: %s", self.run_id, exc)
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    self._hint.set()
+                await self._hint.wait()
+                self._hint.clear()
+                look = self._look
         finally:
             remove()
 
@@ -387,6 +416,9 @@ class Execution:
                     self.token.abort(AbortReason.LEASE_LOST, f"{claimed.daemon.name} took it as epoch {claimed.epoch}")
                 case _:
                     pass
+        await self._look_into_inbox(journal)
+
+    async def _look_into_inbox(self, _: LogJournal) -> None:
         if (posted := await self._log.inbox_abort()) is not None:
             self.token.abort(AbortReason.PARENT, posted.note)
 
@@ -395,6 +427,8 @@ class Execution:
         assert request.parent.heartbeat_s is not None
         heard = asyncio.Event()
         deaf = self._host.inboxes.listen(request.parent.id, lambda _: heard.set())
+        # After an outage the parent may be back a moment later than we are.
+        remove = self._host.bus.on_reconnect(heard.set)
         try:
             while True:
                 heard.clear()
@@ -406,4 +440,5 @@ class Execution:
                         self.token.abort(AbortReason.PARENT, "its parent is gone")
                         return
         finally:
+            remove()
             deaf()

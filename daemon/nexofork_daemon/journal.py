@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from nexofork.bus.failures import RunAborted
+from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
 from nexofork.core.prompt import ToolAnswer
 from nexofork.core.reply import CutToolUse, Reply
 from nexofork.core.usage import Usage
@@ -20,7 +20,7 @@ from nexofork.engine.abort import AbortReason
 from nexofork.engine.cache_check import CacheCheck
 from nexofork.engine.journal import RecordedTurn
 from nexofork.engine.mailbox import Letter
-from nexofork.errors import BusError
+from nexofork.errors import BadMessage, BadReply, BusError, NexoforkError
 from nexofork.wire.messages import (
     AbortEvent,
     Claimed,
@@ -162,6 +162,8 @@ class Rebuilt:
     """The highest one claimed; 0 where nobody has."""
     losses: int = 0
     """How many daemons had it and neither finished it nor handed it over."""
+    request: int | None = None
+    """Sequence of the request that is the lease of the last claim, where the claim says so."""
     history: tuple[RecordedTurn, ...] = ()
     side_effects: bool = False
     """Whether a tool that changes things was announced."""
@@ -169,6 +171,8 @@ class Rebuilt:
     """Ids of the parent's messages that were delivered."""
     abort: AbortEvent | None = None
     final: Final | None = None
+    problem: NexoforkError | None = None
+    """Why what was recorded cannot be read, so that nobody can go on from it."""
 
 
 @dataclass(slots=True)
@@ -183,14 +187,14 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
     """Read a run's log.
 
     Raises:
-        BusError: A recorded payload is missing or corrupt.
+        BusError: NATS did not answer.
     """
     turns: dict[int, _Turn] = {}
-    epoch, handed_over, abort, final, side_effects = 0, 0, None, None, False
+    epoch, handed_over, request, abort, final, side_effects = 0, 0, None, None, None, False
     for entry in entries:
         match entry.message:
             case Claimed() as claimed:
-                epoch = max(epoch, claimed.epoch)
+                epoch, request = max(epoch, claimed.epoch), claimed.request
             case Turn() as turn:
                 turns[turn.turn] = _Turn(turn)
             case ToolStarted() as started:
@@ -210,16 +214,25 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
                 final = end
             case _:
                 pass
-    history = [await _recorded(turns[number], blobs) for number in sorted(turns)]
+    history: list[RecordedTurn] = []
+    problem: NexoforkError | None = None
+    try:
+        history = [await _recorded(turns[number], blobs) for number in sorted(turns)]
+    except (MissingBlob, CorruptBlob, BadMessage, BadReply) as exc:
+        problem = exc
+    except (KeyError, TypeError, ValueError) as exc:
+        problem = BadMessage(f"is a turn that cannot be read ({exc!r})", fix="Fork again.")
     return Rebuilt(
         tip=entries[-1].seq if entries else 0,
         epoch=epoch,
         losses=max(0, epoch - handed_over),
+        request=request,
         history=tuple(history),
         side_effects=side_effects,
         letters=frozenset(letter.id for turn in turns.values() for letter in turn.letters),
         abort=abort,
         final=final,
+        problem=problem,
     )
 
 

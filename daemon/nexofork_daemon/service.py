@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ async def run_daemon(
     tools: ToolDispatcher,
     stop: asyncio.Event,
     ready: Callable[[], None],
+    hurry: asyncio.Event | None = None,
 ) -> None:
     """Serve until `stop` is set, then drain.
 
@@ -57,6 +59,7 @@ async def run_daemon(
         tools: Runs the tools.
         stop: Set to shut down: no new work, running forks finish or are handed over within the drain limit.
         ready: Called once, when the daemon can take work.
+        hurry: Set to hand running forks over at once instead of letting them finish.
 
     Raises:
         BusError: The streams are not there and may not be made, or the consumer was deleted.
@@ -76,14 +79,16 @@ async def run_daemon(
         inboxes=Inboxes(bus, pool=settings.pool),
     )
     await host.inboxes.open()
-    await _Service(host, stop).serve(ready)
+    await _Service(host, stop, hurry or asyncio.Event()).serve(ready)
 
 
 class _Service:
-    def __init__(self, host: Host, stop: asyncio.Event) -> None:
+    def __init__(self, host: Host, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         self._host = host
         self._stop = stop
-        self._active: dict[str, Execution] = {}
+        self._hurry = hurry
+        self._active: dict[int, Execution] = {}
+        """By the sequence of the request: somebody may have asked for a run twice."""
         self._idle = asyncio.Event()
         self._changed = asyncio.Event()
         self._board = PresenceBoard(host.bus)
@@ -112,19 +117,18 @@ class _Service:
         return 0 if self._stop.is_set() else self._host.settings.slots - len(self._active)
 
     def _deliver(self, delivery: Delivery) -> None:
-        running = self._active.get(delivery.run_id)
-        if running is not None and delivery.seq == running.seq:
+        running = self._active.get(delivery.seq)
+        if running is not None:
             running.redelivered(delivery)
             return
         assert self._runs is not None
         execution = Execution(delivery, self._host)
-        key = delivery.run_id if running is None else f"{delivery.run_id}#{delivery.seq}"
-        self._active[key] = execution
+        self._active[delivery.seq] = execution
         self._idle.clear()
         self._changed.set()
-        self._runs.create_task(self._execute(key, execution), name=f"run-{delivery.run_id}")
+        self._runs.create_task(self._execute(execution), name=f"run-{delivery.run_id}")
 
-    async def _execute(self, key: str, execution: Execution) -> None:
+    async def _execute(self, execution: Execution) -> None:
         try:
             await execution.run()
         except Exception:
@@ -132,25 +136,28 @@ class _Service:
             # elsewhere.
             log.exception("run %s failed inside the daemon", execution.run_id)
         finally:
-            del self._active[key]
+            del self._active[execution.seq]
             self._pickup.wake()
             self._changed.set()
             if not self._active:
                 self._idle.set()
 
     async def _drain(self) -> None:
-        """Let running forks finish; hand over what has not by the limit."""
-        for limit_s, last in ((self._host.settings.drain_s, False), (_HAND_OVER_S, True)):
-            if not self._active:
-                return
-            if last:
-                for execution in self._active.values():
-                    execution.token.abort(AbortReason.SHUTDOWN, "the daemon is shutting down")
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._idle.wait()
-            except TimeoutError:
-                continue
+        """Let running forks finish; hand over what has not by the limit, or when there is a hurry."""
+        await self._until_idle(self._host.settings.drain_s, unless=self._hurry)
+        for execution in self._active.values():
+            execution.token.abort(AbortReason.SHUTDOWN, "the daemon is shutting down")
+        await self._until_idle(_HAND_OVER_S, unless=asyncio.Event())
+
+    async def _until_idle(self, limit_s: float, *, unless: asyncio.Event) -> None:
+        if not self._active:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as racers:
+                idle = racers.create_task(self._idle.wait())
+                hurry = racers.create_task(unless.wait())
+                idle.add_done_callback(lambda _: hurry.cancel())
+                hurry.add_done_callback(lambda _: idle.cancel())
 
     async def _announce(self) -> None:
         while True:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run_command"]
 
-_COMMANDS = {
+COMMANDS = {
     "demo": "Fork a long conversation five ways and show what sharing saved.",
     "fork": "Fork a conversation onto the fleet, one child per directive.",
     "wait": "Wait for runs and print their results.",
@@ -37,17 +37,17 @@ class _Commands(click.Group):
     """Knows its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"nexofork.cli.{cmd_name}"), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

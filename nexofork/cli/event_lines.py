@@ -14,6 +14,7 @@ from nexofork.engine.events import (
     CacheBreakDetected,
     CallBegan,
     CallFailedOnce,
+    ForkAsked,
     ForkClaimed,
     ForkEnded,
     ForkStarted,
@@ -40,6 +41,7 @@ _NAMES: dict[type, str] = {
     TurnFinished: "turn",
     ToolStarted: "tool_started",
     ToolFinished: "tool_finished",
+    ForkAsked: "asked",
 }
 
 

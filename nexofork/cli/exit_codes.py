@@ -31,8 +31,6 @@ _ABOUT_INPUT = (RunExists, RunAborted, PayloadTooLarge)
 
 def code_of(error: BaseException) -> int:
     """Return the exit code for an error the caller can do something about."""
-    if isinstance(error, BrokenPipeError):
-        return NOT_COMPLETED
     if isinstance(error, BusError) and not isinstance(error, _ABOUT_INPUT):
         return NOT_REACHABLE
     return BAD_INPUT

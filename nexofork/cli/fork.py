@@ -7,82 +7,37 @@ fleet that is down. REQUEST.json is used byte for byte: it is the prefix that th
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-import uuid
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
+from nexofork.cli.fork_order import later_options, read_order
 from nexofork.cli.options import header, json_option, rfc3339, seconds, target_options, token
 from nexofork.cli.output import brief, print_json, print_results
 from nexofork.cli.progress import EventLines, ResultLines, people_sink
 from nexofork.cli.session import finish, open_target
 from nexofork.cli.watching import Watch
 from nexofork.client.fleet import FleetSettings, NatsForkSubagent
-from nexofork.core.boilerplate import check_directive
-from nexofork.core.reply import Reply
-from nexofork.core.snapshot import CACHE_HEADERS, CacheSafeParams
-from nexofork.engine.params import ForkParams, prepare
-from nexofork.errors import BusError, NexoforkError
+from nexofork.errors import BusError
 from nexofork.wire.messages import AbortEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from nexofork.bus.connection import Bus
-    from nexofork.cli.options import Target
+    from nexofork.cli.fork_order import ForkOrder
     from nexofork.cli.progress import Sink
     from nexofork.client.handle import ForkHandle
 
 __all__ = ["fork"]
 
-_LATER = {
-    "permissions": "--permissions",
-    "permission_deadline": "--permission-deadline",
-    "filter_": "--filter",
-    "workspace": "--workspace",
-    "budget_usd": "--budget-usd",
-    "budget_tokens": "--budget-tokens",
-}
-_DEFAULTS = {"permissions": "allow", "workspace": "none"}
 _WINDOW = 64
 _ABORT_S = 10.0
 _LAST_WORDS_S = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """What was asked for, checked."""
-
-    target: Target
-    params: ForkParams
-    """The template: every child has a directive of its own."""
-    directives: tuple[str, ...]
-    run_ids: tuple[str, ...]
-    group: str | None
-    on_parent_gone: Literal["continue", "abort"]
-    detach: bool
-    events: bool
-    as_json: bool
-
-
-def _refused_for_now(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options whose capability comes later: known, and refused where they are used."""
-    for option in (
-        click.option("--permissions", metavar="bubble|allow|deny|FILE", help="For now only `allow`."),
-        click.option("--permission-deadline", metavar="SECONDS", help="Comes with a later version."),
-        click.option("--filter", "filter_", metavar="NAME[:ARG]", help="Comes with a later version."),
-        click.option("--workspace", metavar="none|path:DIR|git:DIR", help="For now only `none`."),
-        click.option("--budget-usd", metavar="X", help="Comes with a later version."),
-        click.option("--budget-tokens", metavar="N", help="Comes with a later version."),
-    ):
-        command = option(command)
-    return command
 
 
 @click.command()
@@ -112,7 +67,7 @@ def _refused_for_now(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--detach", is_flag=True, help="Print the run ids and leave; `nexofork wait` gets the results.")
 @click.option("--events", is_flag=True, help="Print everything as it happens, one JSON object per line.")
 @json_option
-@_refused_for_now
+@later_options
 @target_options
 def fork(**options: Any) -> None:
     """Fork a conversation onto the fleet, one child per directive.
@@ -120,90 +75,10 @@ def fork(**options: Any) -> None:
     Exits with 0 if all completed, 1 if some did not, 2 on bad input, 3 if NATS is not reachable, 130 after Ctrl-C,
     which aborts the children.
     """
-    _refuse_later(options)
-    finish(lambda: _run(_order(**options)))
+    finish(lambda: _run(read_order(**options)))
 
 
-def _refuse_later(options: dict[str, Any]) -> None:
-    for key, name in _LATER.items():
-        value = options.pop(key)
-        if value is not None and value != _DEFAULTS.get(key):
-            raise click.UsageError(f"{name} {value} comes with a later version; leave it out.")
-
-
-def _order(
-    *,
-    target: Target,
-    request: str,
-    reply: str | None,
-    directives: tuple[str, ...],
-    headers: tuple[tuple[str, str], ...],
-    sent_at: float | None,
-    run_ids: tuple[str, ...],
-    group: str | None,
-    timeout: float | None,
-    max_turns: int,
-    **output: Any,
-) -> _Order:
-    _check_together(request, reply, directives, run_ids, group, output)
-    snapshot = CacheSafeParams.from_parent_request(
-        _read("--request", request),
-        reply=None if reply is None else Reply.from_response(_read("--reply", reply)),
-        headers=_joined(headers),
-        sent_at=sent_at,
-    )
-    params = ForkParams(cache_safe=snapshot, prompt_messages=directives[0], timeout=timeout, max_turns=max_turns)
-    for directive in directives:
-        check_directive(directive)
-    prepare(params)
-    ids = run_ids or tuple(str(uuid.uuid4()) for _ in directives)
-    return _Order(target=target, params=params, directives=directives, run_ids=ids, group=group, **output)
-
-
-def _check_together(
-    request: str,
-    reply: str | None,
-    directives: Sequence[str],
-    run_ids: Sequence[str],
-    group: str | None,
-    output: dict[str, Any],
-) -> None:
-    if request == reply == "-":
-        raise _Refused("--request and --reply cannot both come from stdin; give one as a file.")
-    if run_ids and len(run_ids) != len(directives):
-        raise _Refused(f"{len(directives)} directives have {len(run_ids)} run ids; give one --run-id per -d, or none.")
-    if len(set(run_ids)) != len(run_ids):
-        raise _Refused("A --run-id is given twice; every child needs one of its own.")
-    if group is not None and not group.strip():
-        raise _Refused("--group is empty; name the group, or leave it out.")
-    if output["detach"] and output["events"]:
-        raise _Refused("--events would have nobody to print them after --detach; use `nexofork attach` for that.")
-    if output["detach"] and output["on_parent_gone"] == "abort":
-        raise _Refused("--detach leaves at once, and --on-parent-gone abort would then end the children; choose one.")
-
-
-class _Refused(NexoforkError):
-    """Options that do not go together."""
-
-
-def _read(option: str, name: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except (OSError, ValueError) as exc:
-        raise _Refused(f"{option} {name} cannot be read: {getattr(exc, 'strerror', None) or exc}.") from exc
-
-
-def _joined(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers as HTTP reads them: a repeated one is one list."""
-    found: dict[str, str] = {}
-    for name, value in headers:
-        if name not in CACHE_HEADERS:
-            click.echo(f"Note: header {name} takes no part in the cache and is not passed on.", err=True)
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
-
-
-async def _run(order: _Order) -> int:
+async def _run(order: ForkOrder) -> int:
     # Detached runs are meant to queue: a window would keep this process waiting for daemons.
     window = max(_WINDOW, len(order.directives)) if order.detach else _WINDOW
     settings = FleetSettings(pool=order.target.pool, on_parent_gone=order.on_parent_gone, window=window)
@@ -223,13 +98,13 @@ async def _run(order: _Order) -> int:
     return OK if all(result.ok for result in watch.results) else NOT_COMPLETED
 
 
-def _sink(order: _Order) -> Sink:
+def _sink(order: ForkOrder) -> Sink:
     if order.events:
         return EventLines()
     return ResultLines() if order.as_json else people_sink()
 
 
-async def _start(order: _Order, forks: NatsForkSubagent, started: Callable[[ForkHandle], None]) -> None:
+async def _start(order: ForkOrder, forks: NatsForkSubagent, started: Callable[[ForkHandle], None]) -> None:
     """Request one child per directive, side by side, and hand them over in the order of the directives."""
     async with asyncio.TaskGroup() as tasks:
         starting: list[asyncio.Task[ForkHandle]] = []
@@ -242,7 +117,7 @@ async def _start(order: _Order, forks: NatsForkSubagent, started: Callable[[Fork
             started(await task)
 
 
-async def _detached(order: _Order, forks: NatsForkSubagent) -> None:
+async def _detached(order: ForkOrder, forks: NatsForkSubagent) -> None:
     """Request all and let go of them only then: if one is refused, none goes on."""
     handles: list[ForkHandle] = []
     await _start(order, forks, handles.append)
@@ -255,7 +130,7 @@ async def _detached(order: _Order, forks: NatsForkSubagent) -> None:
             click.echo(f"{handle.run_id}  {brief(directive, 60)}")
 
 
-async def _abort(order: _Order, bus: Bus, watch: Watch) -> None:
+async def _abort(order: ForkOrder, bus: Bus, watch: Watch) -> None:
     """Put an abort on the log of every run that is not over, then give the daemons a moment to report it.
 
     Goes by the ids, not by the handles: a request that was just being published has none yet.

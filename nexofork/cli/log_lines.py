@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["entry_line", "entry_object"]
 
+_LATEST = 1e11
 _PLAIN = ("epoch", "turn", "call_id", "name", "is_error", "read_only", "ask_id", "what", "deadline_s", "reason")
 _REQUEST = ("directive", "label", "group", "max_turns", "timeout_s", "on_parent_gone", "skip_transcript", "sent_at")
 
@@ -34,7 +35,7 @@ async def entry_object(entry: Entry, blobs: BlobStore) -> dict[str, Any]:
     if isinstance(message, BadMessage):
         return {"event": "unreadable", "run_id": run_id, "seq": entry.seq, "problem": str(message)}
     known = {key: getattr(message, key) for key in _PLAIN if hasattr(message, key)}
-    shown = {"event": message.kind, "run_id": run_id, "seq": entry.seq, "at": message.at or None, **known}
+    shown = {"event": message.kind, "run_id": run_id, "seq": entry.seq, "at": _time(message.at), **known}
     try:
         return shown | await _content(message, blobs)
     except NexoforkError as exc:
@@ -61,6 +62,11 @@ async def _content(message: wire.Requested | wire.AbortEvent | wire.Report, blob
             return ForkResult.from_wire(await blobs.resolve(message.result)).to_json()
         case _:
             return {}
+
+
+def _time(at: float) -> float | None:
+    """What the sender's clock said, if it can have said so."""
+    return at if 0 < at < _LATEST else None
 
 
 def _parsed(data: bytes) -> Any:

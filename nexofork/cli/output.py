@@ -39,15 +39,15 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
-def brief(text: str, width: int) -> str:
+def brief(text: object, width: int) -> str:
     """Return the beginning of a text as one line of at most so many characters."""
-    line = plain(" ".join(text.split()))
+    line = plain(" ".join(str(text).split()))
     return line if len(line) <= width else line[: max(width - 3, 0)] + "..."
 
 
 def coloured(status: str) -> str:
     """Return a status in its colour."""
-    return click.style(status, fg=_COLOURS.get(status, "red"))
+    return click.style(brief(status, 20), fg=_COLOURS.get(status, "red"))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> None:

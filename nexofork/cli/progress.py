@@ -103,7 +103,7 @@ class LiveProgress:
         line = self._lines.setdefault(run_id, _Line(name, "", time.monotonic()))
         line.name = name
         if phrase := event_phrase(event):
-            line.phrase, line.since, line.over = phrase, time.monotonic(), isinstance(event, ForkEnded)
+            line.phrase, line.since, line.over = brief(phrase, 200), time.monotonic(), isinstance(event, ForkEnded)
         self._draw()
 
     def tick(self) -> None:
@@ -123,19 +123,13 @@ class LiveProgress:
         shown = sorted(self._lines.values(), key=lambda line: line.over)[: max(rows - 2, 1)]
         for line in shown:
             quiet = "" if line.over else f" ({time.monotonic() - line.since:.0f} s)"
-            text = brief(f"{line.name:<{_NAME_WIDTH}}", _NAME_WIDTH).ljust(_NAME_WIDTH)
-            click.echo(brief_end(f"{text} {line.phrase}{quiet}", columns - 1), err=True)
+            click.echo(f"{line.name:<{_NAME_WIDTH}} {line.phrase}{quiet}"[: columns - 1], err=True)
         self._drawn = len(shown)
 
     def _erase(self) -> None:
         if self._drawn:
             sys.stderr.write(f"\x1b[{self._drawn}A\x1b[J")
         self._drawn = 0
-
-
-def brief_end(text: str, width: int) -> str:
-    """Return a line cut to the terminal's width."""
-    return text if len(text) <= width else text[: max(width, 0)]
 
 
 def people_sink() -> Sink:

@@ -6,6 +6,7 @@ that an observer may do it too.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -17,7 +18,7 @@ from nexofork.engine.result import ForkResult
 from nexofork.errors import BadMessage
 from nexofork.wire import messages as wire
 from nexofork.wire.streams import log_stream
-from nexofork.wire.subjects import events, reports, run_of
+from nexofork.wire.subjects import check_token, events, reports, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,8 @@ async def list_runs(bus: Bus, pool: str) -> list[RunRow]:
         BusError: NATS did not answer.
     """
     stream = log_stream(pool)
-    ids = sorted({run_of(subject) for subject in await _subjects(bus, stream, pool)})
+    # Anybody may publish under a name that is no run id; no daemon runs it, and it cannot be asked for.
+    ids = sorted({run_of(subject) for subject in await _subjects(bus, stream, pool) if _is_token(run_of(subject))})
     asked = {run_of(one.subject): one for one in await last_of_many(bus, stream, [events(one, pool) for one in ids])}
     said = {run_of(one.subject): one for one in await last_of_many(bus, stream, [reports(one, pool) for one in ids])}
     rows = [await _row(bus, pool, run_id, asked.get(run_id), said.get(run_id)) for run_id in ids]
@@ -165,4 +167,11 @@ def _time(request: wire.Requested | None, stored: Stored | None) -> float | None
     try:
         return datetime.fromisoformat(stamp).timestamp()
     except ValueError:
-        return request.at or None if request else None
+        return request.at or None if request and math.isfinite(request.at) else None
+
+
+def _is_token(value: str) -> bool:
+    try:
+        return bool(check_token(value, "run id"))
+    except BadMessage:
+        return False

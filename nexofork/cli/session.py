@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from contextlib import asynccontextmanager
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.cli.options import Target
 
-__all__ = ["finish", "on_signals", "open_target", "say_error"]
+__all__ = ["finish", "on_signals", "open_target"]
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
@@ -33,7 +32,8 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
     A first SIGINT or SIGTERM cancels the work, which may clean up; a second one cancels the cleaning up.
 
     Raises:
-        click.exceptions.Exit: Always.
+        click.exceptions.Exit: Always, but for
+        BrokenPipeError: Whoever read our output has left.
     """
     logging.basicConfig(level=logging.WARNING, format="nexofork: %(message)s", stream=sys.stderr)
     try:
@@ -44,7 +44,9 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
         error = expected_error(exc)
         if error is None:
             raise
-        say_error(error)
+        if isinstance(error, BrokenPipeError):
+            raise error from None
+        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
         code = code_of(error)
     raise click.exceptions.Exit(code)
 
@@ -61,15 +63,6 @@ def on_signals(callback: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, callback)
-
-
-def say_error(error: BaseException) -> None:
-    """Tell the caller on stderr, in one line; a reader of ours that went away is not told."""
-    if isinstance(error, BrokenPipeError):
-        # What is still buffered has nowhere to go; without this the interpreter complains about it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    click.echo(f"Error: {' '.join(str(error).split())}", err=True)
 
 
 @asynccontextmanager

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nexofork.client.in_process import DefaultForkSubagent
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["BlockingForkHandle", "BlockingForkSubagent"]
 
 T = TypeVar("T")
-_NO_OWNER = "Forks need an owner: use `with BlockingForkSubagent() as forks`."
 
 
 class BlockingForkHandle:
@@ -67,66 +69,82 @@ class BlockingForkHandle:
         """End the fork; a no-op once it is over."""
         self._owner._call(_abort(self._handle, note))
 
+    def message(self, text: str) -> None:
+        """Say something to the running child; raises like `ForkHandle.message`."""
+        self._owner._call(_message(self._handle, text))
+
     def detach(self) -> None:
         """Let the fork go on without anybody waiting for it."""
         self._handle.detach()
 
 
 class BlockingForkSubagent:
-    """`DefaultForkSubagent` for synchronous code; a context that ends its forks when it is left."""
+    """Forks for synchronous code, here or on a fleet; a context that ends its forks when it is left."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]] = DefaultForkSubagent) -> None:
         """Prepare the façade.
 
         Args:
-            make: Builds the factory inside the loop's thread.
+            make: Builds the factory inside the loop's thread; ``lambda: connect(url)`` forks onto a fleet.
         """
         self._make = make
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._forks: Any = None
+        self._living: Future[None] | None = None
+        self._open: _Open | None = None
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nexofork", daemon=True)
         self._thread.start()
-        self._forks = self._call(_make_and_enter(self._make))
+        opened: Future[_Open] = Future()
+        self._living = asyncio.run_coroutine_threadsafe(_live(self._make, opened), self._loop)
+        try:
+            self._open = opened.result()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._loop is not None
-        assert self._thread is not None
-        self._call(self._forks.__aexit__(None, None, None))
-        self._call(self._loop.shutdown_asyncgens())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._loop = None
+        assert self._open is not None
+        assert self._living is not None
+        self._loop.call_soon_threadsafe(self._open.leave.set)
+        self._open = None
+        try:
+            self._living.result()
+        finally:
+            self._end()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something in the loop the forks run in, for instance to open or close their provider."""
-        return self._call(work)
+    def enter(self, context: AbstractAsyncContextManager[T]) -> T:
+        """Open something in the forks' own loop, such as their provider; it is closed when the forks have ended."""
+        return self._call(self._opened().contexts.enter_async_context(context))
 
     def fork(self, params: ForkParams) -> BlockingForkHandle:
-        """Start a fork; raises like `DefaultForkSubagent.fork`."""
-        return BlockingForkHandle(self._call(self._owned().fork(params)), self)
+        """Start a fork; raises like the factory's `fork`."""
+        return BlockingForkHandle(self._call(self._opened().forks.fork(params)), self)
 
     def fork_each(self, params: ForkParams, directives: Iterable[str]) -> list[BlockingForkHandle]:
-        """Start one fork per directive; raises like `DefaultForkSubagent.fork_each`."""
-        handles = self._call(self._owned().fork_each(params, directives))
+        """Start one fork per directive; raises like the factory's `fork_each`."""
+        handles = self._call(self._opened().forks.fork_each(params, directives))
         return [BlockingForkHandle(handle, self) for handle in handles]
 
-    def _owned(self) -> Any:
-        if self._forks is None:
-            raise ForkRefused(_NO_OWNER)
-        return self._forks
+    def attach(self, run_id: str) -> BlockingForkHandle:
+        """Take hold of a run on the fleet by its id; raises like `NatsForkSubagent.attach`."""
+        return BlockingForkHandle(self._call(self._opened().forks.attach(run_id)), self)
+
+    def _opened(self) -> _Open:
+        if self._open is None:
+            raise ForkRefused("Forks need an owner: use `with BlockingForkSubagent() as forks`.")
+        return self._open
 
     def _call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         if self._loop is None:
             work.close()
-            raise ForkRefused(_NO_OWNER)
+            raise ForkRefused("The forks' owner is gone: use the handle inside its `with` block.")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
@@ -134,13 +152,44 @@ class BlockingForkSubagent:
             future.cancel()
             raise
 
+    def _end(self) -> None:
+        loop, self._loop = self._loop, None
+        assert loop is not None
+        assert self._thread is not None
+        asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
 
-async def _make_and_enter(make: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
-    return await make().__aenter__()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """What lives in the loop's thread."""
+
+    forks: Any
+    contexts: AsyncExitStack
+    leave: asyncio.Event
+
+
+async def _live(make: Callable[[], AbstractAsyncContextManager[Any]], opened: Future[_Open]) -> None:
+    """Hold the factory open in one task from beginning to end, as its task group wants it."""
+    leave = asyncio.Event()
+    try:
+        async with AsyncExitStack() as contexts, make() as forks:
+            opened.set_result(_Open(forks=forks, contexts=contexts, leave=leave))
+            await leave.wait()
+    except BaseException as exc:
+        if opened.done():
+            raise
+        opened.set_exception(exc)
 
 
 async def _abort(handle: ForkHandle, note: str) -> None:
     await handle.abort(note)
+
+
+async def _message(handle: ForkHandle, text: str) -> None:
+    await handle.message(text)
 
 
 async def _next(events: Any) -> Any:

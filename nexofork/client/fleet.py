@@ -56,7 +56,7 @@ class FleetSettings:
     window: int = 64
     """How many requests may wait unclaimed at once, so that one parent's flood does not starve another."""
     queue_limit_s: float | None = 300.0
-    """How long a run may wait for a daemon before it ends as failed."""
+    """How long a run may wait while no daemon is there at all before it ends as failed."""
     auto_background_s: float | None = None
     """After how long a synchronous wait moves to the background by itself."""
     on_parent_gone: Literal["continue", "abort"] = "continue"
@@ -84,7 +84,7 @@ async def connect(
             yield forks
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Own:
     """A run this process started or attached to."""
 
@@ -112,7 +112,7 @@ class NatsForkSubagent:
         )
         self._window = asyncio.Semaphore(chosen.window)
         self._foreground = Foreground(auto_background_s=chosen.auto_background_s)
-        self._runs: dict[str, _Own] = {}
+        self._runs: set[_Own] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._heart: asyncio.Task[None] | None = None
 
@@ -134,7 +134,7 @@ class NatsForkSubagent:
             log.warning("children could not be aborted: %s", problem)
         if self._heart is not None:
             self._heart.cancel()
-        for own in self._runs.values():
+        for own in self._runs:
             for task in own.tasks:
                 task.cancel()
         # The group is not told what the caller raised: it would wrap it.
@@ -266,7 +266,7 @@ class NatsForkSubagent:
         Returns:
             How many were aborted.
         """
-        members = [own.run for own in self._runs.values() if own.group == group and own.run.record.result is None]
+        members = [own.run for own in self._runs if own.group == group and own.run.record.result is None]
         for run in members:
             await run.abort(note)
         return len(members)
@@ -291,7 +291,7 @@ class NatsForkSubagent:
 
     def _keep(self, run: RemoteRun, *, group: str | None = None, detached: bool = False) -> _Own:
         own = _Own(run=run, group=group, detached=detached)
-        self._runs[run.record.run_id] = own
+        self._runs.add(own)
         return own
 
     def _beside(self, own: _Own, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -302,6 +302,7 @@ class NatsForkSubagent:
         task = self._tasks.create_task(self._guarded(own, work))
         own.tasks.add(task)
         task.add_done_callback(own.tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
         return task
 
     async def _guarded(self, own: _Own, work: Coroutine[Any, Any, None]) -> None:
@@ -315,25 +316,27 @@ class NatsForkSubagent:
             await own.run.follow(after=after, known=known)
         finally:
             if own.run.record.result is not None:
-                self._runs.pop(own.run.record.run_id, None)
+                self._runs.discard(own)
 
     async def _until_claimed(self, run: RemoteRun, params: ForkParams) -> None:
-        """Hold the run's place in the window until a daemon has it; give up when none takes it in time."""
+        """Hold the run's place in the window until a daemon has it; give up when there is none to take it."""
         try:
-            async with asyncio.timeout(self._settings.queue_limit_s):
-                await run.claimed.wait()
-        except TimeoutError:
-            await self._give_up(run, params)
+            while not run.claimed.is_set():
+                try:
+                    async with asyncio.timeout(self._settings.queue_limit_s):
+                        await run.claimed.wait()
+                except TimeoutError:
+                    if not await self._board.daemons(self._settings.pool):
+                        await self._give_up(run, params)
+                        return
         finally:
             self._window.release()
 
     async def _give_up(self, run: RemoteRun, params: ForkParams) -> None:
-        limit_s = self._settings.queue_limit_s
-        waiting = await run.waiting()
-        daemons = len(await self._board.daemons(self._settings.pool))
         error = (
-            f"No daemon of pool {self._settings.pool!r} took the run within {limit_s:g} s: {daemons} daemons are "
-            f"there, about {waiting} requests are waiting. Start one with `nexofork daemon`, or give them more slots."
+            f"No daemon took the run within {self._settings.queue_limit_s:g} s: none is there in pool "
+            f"{self._settings.pool!r}, and about {await run.waiting()} requests are waiting. "
+            "Start one with `nexofork daemon`."
         )
         await run.abort(error)
         if run.claimed.is_set():
@@ -364,9 +367,10 @@ class NatsForkSubagent:
             await asyncio.sleep(self._settings.heartbeat_s)
 
     async def _abort_all(self, note: str) -> None:
-        for own in list(self._runs.values()):
-            if not own.detached and own.run.record.result is None:
-                await own.run.abort(note)
+        async with asyncio.TaskGroup() as aborting:
+            for own in self._runs:
+                if not own.detached and own.run.record.result is None:
+                    aborting.create_task(self._guarded(own, own.run.abort(note)))
 
 
 class _Control:

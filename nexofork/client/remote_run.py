@@ -18,7 +18,15 @@ from nexofork.bus.run_log import RunLog
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
-from nexofork.engine.events import ForkClaimed, ForkEnded, TextStreamed, ToolFinished, ToolStarted, TurnFinished
+from nexofork.engine.events import (
+    ForkAsked,
+    ForkClaimed,
+    ForkEnded,
+    TextStreamed,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+)
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BadMessage, BadReply, BusError
 from nexofork.wire import messages as wire
@@ -184,11 +192,13 @@ class RemoteRun:
     async def _apply_raw(self, seq: int, data: bytes) -> None:
         if seq <= self._seen:
             return
-        self._seen = seq
         try:
-            await self._apply(wire.decode_report(data))
+            message = wire.decode_report(data)
         except BadMessage as exc:
             log.warning("run %s: entry %d was ignored: %s", self.record.run_id, seq, exc)
+            return
+        self._seen = seq
+        await self._apply(message)
 
     async def _apply(self, message: object) -> None:
         if self.record.result is not None:
@@ -216,6 +226,7 @@ class RemoteRun:
                     ToolFinished(run_id=run_id, call_id=message.call_id, name=name, is_error=message.is_error)
                 )
             case wire.Asked():
+                self.record.add(ForkAsked(run_id=run_id, ask_id=message.ask_id, what=message.what))
                 await self._on_asked(self, message)
             case wire.AbortEvent() if not self.claimed.is_set():
                 # Nobody can claim a run behind its abort, so it is over before anybody says so.

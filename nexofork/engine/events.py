@@ -14,6 +14,7 @@ __all__ = [
     "CacheBreakDetected",
     "CallBegan",
     "CallFailedOnce",
+    "ForkAsked",
     "ForkClaimed",
     "ForkEnded",
     "ForkEvent",
@@ -122,6 +123,15 @@ class ToolFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForkAsked:
+    """The run needs something only its parent can give; the parent's client answers what it can by itself."""
+
+    run_id: str
+    ask_id: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkEnded:
     """The run is over; always the last event, exactly once."""
 
@@ -139,5 +149,6 @@ ForkEvent: TypeAlias = (
     | TurnFinished
     | ToolStarted
     | ToolFinished
+    | ForkAsked
     | ForkEnded
 )

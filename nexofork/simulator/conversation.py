@@ -13,15 +13,22 @@ from nexofork.simulator.errors import invalid
 from nexofork.simulator.prompt import content_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nexofork.simulator.catalog import Model
 
 __all__ = ["check_conversation"]
 
 
-def check_conversation(request: dict[str, Any], model: Model) -> None:
+def check_conversation(
+    request: dict[str, Any], model: Model, *, is_paused: Callable[[dict[str, Any]], bool] = lambda _: False
+) -> None:
     """Refuse a conversation the model would not take.
+
+    Args:
+        request: the request's body.
+        model: the model it names.
+        is_paused: whether an assistant message is a reply that stopped with `pause_turn`; such a one may end a request.
 
     Raises:
         ApiError: roles out of order, empty content, or tool calls and results that do not pair.
@@ -34,7 +41,8 @@ def check_conversation(request: dict[str, Any], model: Model) -> None:
     for index in range(len(messages)):
         _check_answers(messages, index)
         _check_results(messages, index)
-    _check_ending(messages, model)
+    if not is_paused(messages[-1]):
+        _check_ending(messages, model)
 
 
 def _check_roles(messages: Sequence[dict[str, Any]], model: Model) -> None:

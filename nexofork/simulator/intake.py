@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork.simulator.breakpoints import find_breakpoints
 from nexofork.simulator.cache import CachePlan, Prefix, PromptCache
-from nexofork.simulator.canon import parse_body
+from nexofork.simulator.canon import canonical, parse_body
 from nexofork.simulator.catalog import Model, find_model
 from nexofork.simulator.conversation import check_conversation
 from nexofork.simulator.diagnostics import Fingerprint, RequestMemory, fingerprint
@@ -30,7 +30,7 @@ from nexofork.simulator.shapes import check_shape
 from nexofork.simulator.signatures import Signer, bind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from nexofork.simulator.clock import Clock
     from nexofork.simulator.config import SimulatorConfig, Tenant
@@ -66,6 +66,7 @@ class Intake:
         self._catalog = config.catalog()
         self._signer = Signer(config.signing_secret)
         self._clock = clock
+        self._paused: set[bytes] = set()
 
     def authenticate(self, headers: Mapping[str, str]) -> tuple[str, Tenant]:
         """The key's fingerprint and its tenant.
@@ -118,6 +119,9 @@ class Intake:
         self.limiter.admit(tenant.workspace, plan.bill, now)
         print_ = fingerprint(request, prompt, workspace=tenant.workspace, digests=digests, bill=plan.bill)
         escape = self._config.escape_non_ascii if turn.escape is None else turn.escape
+        reply = self._reply(request, model, turn, escape=escape)
+        if reply.stop_reason == "pause_turn":
+            self._paused.add(_said(reply.content()))
         return Accepted(
             message_id=f"msg_{uuid.uuid4().hex[:24]}",
             request=request,
@@ -126,7 +130,7 @@ class Intake:
             print_=print_,
             diagnostics=self.memory.diagnose(request, print_, plan.bill),
             turn=turn,
-            reply=self._reply(request, model, turn, escape=escape),
+            reply=reply,
             escape=escape,
         )
 
@@ -136,6 +140,11 @@ class Intake:
         self.memory.clear()
         self.limiter.clear()
         self.script = Script()
+        self._paused.clear()
+
+    def _is_paused(self, message: dict[str, Any]) -> bool:
+        content = message["content"]
+        return message["role"] == "assistant" and not isinstance(content, str) and _said(content) in self._paused
 
     def _validate(
         self, body: bytes, headers: Mapping[str, str], *, counting: bool
@@ -148,7 +157,7 @@ class Intake:
         if model is None:
             raise ApiError(404, f"model: {request['model']}")
         check_parameters(request, model=model, version=version)
-        check_conversation(request, model)
+        check_conversation(request, model, is_paused=self._is_paused)
         return request, model, lay_out(request)
 
     def _reply(self, request: dict[str, Any], model: Model, turn: Turn, *, escape: bool) -> Reply:
@@ -163,3 +172,9 @@ class Intake:
             escape=escape,
             omit=omit,
         )
+
+
+def _said(content: Sequence[dict[str, Any]]) -> bytes:
+    """Names what an assistant message says, markers left out and key order aside."""
+    plain = ({key: value for key, value in sorted(block.items()) if key != "cache_control"} for block in content)
+    return b"".join(canonical(block) for block in plain)

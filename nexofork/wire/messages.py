@@ -49,7 +49,7 @@ _HEX = r"^[0-9a-f]{64}$"
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class BlobRef(_Model):
@@ -175,6 +175,8 @@ class Claimed(_Report):
     kind: Literal["claimed"] = "claimed"
     daemon: Daemon
     workspace_id: str | None = None
+    request: int | None = None
+    """Sequence of the request whose delivery is the lease; there are more where somebody asked twice."""
 
 
 class Turn(_Report):

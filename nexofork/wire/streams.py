@@ -62,68 +62,8 @@ def stream_settings(pool: str = DEFAULT_POOL, *, replicas: int = 1, max_bytes: i
         max_bytes: The log's limit; new requests are refused at 80% of it, so that aborts and finals still fit.
     """
     check_token(pool, "pool")
-    log = {
-        "name": log_stream(pool),
-        "subjects": [f"agent.{pool}.*.events", f"agent.{pool}.*.reports"],
-        "max_age": 72 * _HOUR_NS,
-        "max_bytes": max_bytes,
-        "discard": "new",
-        "max_msgs_per_subject": 20_000,
-        "discard_new_per_subject": True,
-        "max_msg_size": 1 << 20,
-        "republish": {
-            "src": f"agent.{pool}.*.*",
-            "dest": f"live.{pool}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}",
-        },
-    }
-    write_once = {"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}
-    latest = {"max_msgs_per_subject": 1, "discard": "old"}
-    return [
-        _stream(log, replicas),
-        _stream(
-            {
-                "name": inbox_stream(pool),
-                "subjects": [f"agent.{pool}.*.inbox.*"],
-                "max_age": 72 * _HOUR_NS,
-                "max_bytes": max_bytes // 4,
-                **write_once,
-            },
-            replicas,
-        ),
-        _stream(
-            {
-                "name": BLOBS,
-                "subjects": ["blob.parent.*.*", "blob.daemon.*.*"],
-                "max_age": 72 * _HOUR_NS,
-                "max_bytes": 2 * max_bytes,
-                "max_msg_size": 1 << 20,
-                **write_once,
-            },
-            replicas,
-        ),
-        _stream(
-            {
-                "name": WARM,
-                "subjects": ["warm.*"],
-                "max_age": 2 * _HOUR_NS,
-                "republish": {"src": "warm.*", "dest": "live.warm.{{wildcard(1)}}"},
-                **latest,
-            },
-            replicas,
-        ),
-        _stream(
-            {
-                "name": PRESENCE,
-                "subjects": ["presence.*.*"],
-                "storage": "memory",
-                "max_age": 30 * 10**9,
-                "republish": {"src": "presence.*.*", "dest": "live.presence.{{wildcard(1)}}.{{wildcard(2)}}"},
-                **latest,
-            },
-            replicas,
-        ),
-        _stream({"name": LEDGER, "subjects": ["ledger.*.*"], "max_age": 90 * _DAY_NS, "discard": "new"}, replicas),
-    ]
+    streams = [_log(pool, max_bytes), _inbox(pool, max_bytes), _blobs(max_bytes), *_LATEST_VALUES, _LEDGER]
+    return [{**_COMMON, "num_replicas": replicas, **settings} for settings in streams]
 
 
 def consumer_settings(pool: str = DEFAULT_POOL, *, lease_s: float = 15.0) -> dict[str, Any]:
@@ -149,15 +89,71 @@ def consumer_settings(pool: str = DEFAULT_POOL, *, lease_s: float = 15.0) -> dic
     }
 
 
-def _stream(settings: dict[str, Any], replicas: int) -> dict[str, Any]:
+_COMMON = {
+    "retention": "limits",
+    "storage": "file",
+    "allow_direct": True,
+    "deny_delete": True,
+    "deny_purge": True,
+    "allow_rollup_hdrs": False,
+    "duplicate_window": 100 * 10**6,
+}
+_WRITE_ONCE = {"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}
+_LATEST_VALUES: tuple[dict[str, Any], ...] = (
+    {
+        "name": WARM,
+        "subjects": ["warm.*"],
+        "max_age": 2 * _HOUR_NS,
+        "max_msgs_per_subject": 1,
+        "discard": "old",
+        "republish": {"src": "warm.*", "dest": "live.warm.{{wildcard(1)}}"},
+    },
+    {
+        "name": PRESENCE,
+        "subjects": ["presence.*.*"],
+        "storage": "memory",
+        "max_age": 30 * 10**9,
+        "max_msgs_per_subject": 1,
+        "discard": "old",
+        "republish": {"src": "presence.*.*", "dest": "live.presence.{{wildcard(1)}}.{{wildcard(2)}}"},
+    },
+)
+_LEDGER: dict[str, Any] = {"name": LEDGER, "subjects": ["ledger.*.*"], "max_age": 90 * _DAY_NS, "discard": "new"}
+
+
+def _log(pool: str, max_bytes: int) -> dict[str, Any]:
     return {
-        "retention": "limits",
-        "storage": "file",
-        "num_replicas": replicas,
-        "allow_direct": True,
-        "deny_delete": True,
-        "deny_purge": True,
-        "allow_rollup_hdrs": False,
-        "duplicate_window": 100 * 10**6,
-        **settings,
+        "name": log_stream(pool),
+        "subjects": [f"agent.{pool}.*.events", f"agent.{pool}.*.reports"],
+        "max_age": 72 * _HOUR_NS,
+        "max_bytes": max_bytes,
+        "discard": "new",
+        "max_msgs_per_subject": 20_000,
+        "discard_new_per_subject": True,
+        "max_msg_size": 1 << 20,
+        "republish": {
+            "src": f"agent.{pool}.*.*",
+            "dest": f"live.{pool}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}",
+        },
+    }
+
+
+def _inbox(pool: str, max_bytes: int) -> dict[str, Any]:
+    return {
+        "name": inbox_stream(pool),
+        "subjects": [f"agent.{pool}.*.inbox.*"],
+        "max_age": 72 * _HOUR_NS,
+        "max_bytes": max_bytes // 4,
+        **_WRITE_ONCE,
+    }
+
+
+def _blobs(max_bytes: int) -> dict[str, Any]:
+    return {
+        "name": BLOBS,
+        "subjects": ["blob.parent.*.*", "blob.daemon.*.*"],
+        "max_age": 72 * _HOUR_NS,
+        "max_bytes": 2 * max_bytes,
+        "max_msg_size": 1 << 20,
+        **_WRITE_ONCE,
     }

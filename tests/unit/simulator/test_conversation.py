@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -174,3 +175,15 @@ async def test_a_system_message_may_be_last(provider: Simulator) -> None:
     answer = await post(provider, request(user("q"), {"role": "system", "content": "Be brief."}))
 
     assert answer.status == 200
+
+
+async def test_a_paused_turn_may_be_sent_back_as_the_last_message(provider: Simulator) -> None:
+    """Only a reply that really stopped with `pause_turn` may end a request on models without prefill."""
+    asked = user("@sim " + json.dumps([{"text": "Wait.", "stop_reason": "pause_turn"}, {"text": "Done."}]))
+    first = await post(provider, request(asked))
+
+    resumed = await post(provider, request(asked, assistant(*first.json["content"])))
+    other = await post(provider, request(asked, assistant("Hm.")))
+
+    assert (first.json["stop_reason"], resumed.text) == ("pause_turn", "Done.")
+    assert other.status == 400

@@ -1,0 +1,153 @@
+"""What ``nexofork fork`` was asked for, read and checked before NATS is asked for anything.
+
+An option whose capability comes later is refused, never ignored: a child without the budget or the filter it was given
+would not be what was asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from nexofork.core.boilerplate import check_directive
+from nexofork.core.reply import Reply
+from nexofork.core.snapshot import CACHE_HEADERS, CacheSafeParams
+from nexofork.engine.params import ForkParams, prepare
+from nexofork.errors import ForkRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nexofork.cli.options import Target
+
+__all__ = ["ForkOrder", "later_options", "read_order"]
+
+_LATER = {
+    "permissions": "--permissions",
+    "permission_deadline": "--permission-deadline",
+    "filter_": "--filter",
+    "workspace": "--workspace",
+    "budget_usd": "--budget-usd",
+    "budget_tokens": "--budget-tokens",
+}
+_DEFAULTS = {"permissions": "allow", "workspace": "none"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOrder:
+    """What was asked for, checked."""
+
+    target: Target
+    params: ForkParams
+    """The template: every child has a directive of its own."""
+    directives: tuple[str, ...]
+    run_ids: tuple[str, ...]
+    group: str | None
+    on_parent_gone: Literal["continue", "abort"]
+    detach: bool
+    events: bool
+    as_json: bool
+
+
+def later_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options whose capability comes later: known, and refused where they are used."""
+    for option in (
+        click.option("--permissions", metavar="bubble|allow|deny|FILE", help="For now only `allow`."),
+        click.option("--permission-deadline", metavar="SECONDS", help="Comes with a later version."),
+        click.option("--filter", "filter_", metavar="NAME[:ARG]", help="Comes with a later version."),
+        click.option("--workspace", metavar="none|path:DIR|git:DIR", help="For now only `none`."),
+        click.option("--budget-usd", metavar="X", help="Comes with a later version."),
+        click.option("--budget-tokens", metavar="N", help="Comes with a later version."),
+    ):
+        command = option(command)
+    return command
+
+
+def read_order(
+    *,
+    target: Target,
+    request: str,
+    reply: str | None,
+    directives: tuple[str, ...],
+    headers: tuple[tuple[str, str], ...],
+    sent_at: float | None,
+    run_ids: tuple[str, ...],
+    group: str | None,
+    timeout: float | None,
+    max_turns: int,
+    **more: Any,
+) -> ForkOrder:
+    """Read the files and check that everything goes together.
+
+    Raises:
+        ForkRefused: Something is wrong with the input, or comes with a later version; the message names it.
+    """
+    output = _without_later(more)
+    _check_together(request, reply, directives, run_ids, group, output)
+    snapshot = CacheSafeParams.from_parent_request(
+        _read("--request", request),
+        reply=None if reply is None else Reply.from_response(_read("--reply", reply)),
+        headers=_joined(headers),
+        sent_at=sent_at,
+    )
+    params = ForkParams(cache_safe=snapshot, prompt_messages=directives[0], timeout=timeout, max_turns=max_turns)
+    for directive in directives:
+        check_directive(directive)
+    prepare(params)
+    ids = run_ids or tuple(str(uuid.uuid4()) for _ in directives)
+    return ForkOrder(target=target, params=params, directives=directives, run_ids=ids, group=group, **output)
+
+
+def _check_together(
+    request: str,
+    reply: str | None,
+    directives: Sequence[str],
+    run_ids: Sequence[str],
+    group: str | None,
+    output: dict[str, Any],
+) -> None:
+    if request == reply == "-":
+        raise ForkRefused("--request and --reply cannot both come from stdin; give one as a file.")
+    if run_ids and len(run_ids) != len(directives):
+        raise ForkRefused(
+            f"{len(directives)} directives have {len(run_ids)} run ids; give one --run-id per -d, or none."
+        )
+    if len(set(run_ids)) != len(run_ids):
+        raise ForkRefused("A --run-id is given twice; every child needs one of its own.")
+    if group is not None and not group.strip():
+        raise ForkRefused("--group is empty; name the group, or leave it out.")
+    if output["detach"] and output["events"]:
+        raise ForkRefused("--events would have nobody to print them after --detach; use `nexofork attach` for that.")
+    if output["detach"] and output["on_parent_gone"] == "abort":
+        raise ForkRefused(
+            "--detach leaves at once, and --on-parent-gone abort would then end the children; choose one."
+        )
+
+
+def _read(option: str, name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except (OSError, ValueError) as exc:
+        raise ForkRefused(f"{option} {name} cannot be read: {getattr(exc, 'strerror', None) or exc}.") from exc
+
+
+def _joined(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers as HTTP reads them: a repeated one is one list."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name not in CACHE_HEADERS:
+            click.echo(f"Note: header {name} takes no part in the cache and is not passed on.", err=True)
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
+def _without_later(options: dict[str, Any]) -> dict[str, Any]:
+    for key, name in _LATER.items():
+        if options[key] not in (None, _DEFAULTS.get(key)):
+            raise ForkRefused(f"{name} {options[key]} comes with a later version; leave it out.")
+    return {key: value for key, value in options.items() if key not in _LATER}

@@ -1,0 +1,259 @@
+"""``nexofork fork``: the contract that other languages rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cli.conftest import objects, until
+from tests.support.conversation import call, says
+
+if TYPE_CHECKING:
+    from tests.integration.cli.conftest import World
+
+FIELDS = {
+    "run_id",
+    "directive",
+    "status",
+    "final_text",
+    "report",
+    "usage",
+    "calls",
+    "cost_usd",
+    "expected_read",
+    "miss_cause",
+    "decision",
+    "attempts",
+    "turns",
+    "tool_uses",
+    "duration_ms",
+    "daemon",
+    "error",
+}
+USAGE = {"input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens"}
+SLEEPS = says("Sleep.", {"tools": [call(command="sleep 60")]})
+ECHOES = says("Echo.", {"tools": [call(command="echo hello")]}, "Scope: echo\nResult: it said hello")
+
+
+def test_json_is_one_object_per_finished_child(world: World) -> None:
+    """Each has every field of the contract, and read the parent's prefix from the cache."""
+    done = world.run(*world.forking("Look at the router.", "Look at the schema."), "--json")
+
+    children = objects(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert {child["directive"] for child in children} == {"Look at the router.", "Look at the schema."}
+    for child in children:
+        assert set(child) >= FIELDS
+        assert set(child["usage"]) >= USAGE
+        assert (child["status"], child["daemon"], child["attempts"], child["turns"]) == ("completed", "d1", 1, 1)
+        assert child["usage"]["cache_read_input_tokens"] >= 5_000
+        assert child["report"]["result"] == "Done."
+        assert [set(one) >= USAGE for one in child["calls"]] == [True]
+
+
+def test_events_are_everything_as_it_happens(world: World) -> None:
+    """The events of a run in order; the last one is the whole result."""
+    done = world.run(*world.forking(ECHOES), "--events")
+
+    events = objects(done.stdout)
+    assert done.returncode == 0, done.stderr
+    names = ["requested", "claimed", "turn", "tool_started", "tool_finished", "turn", "final"]
+    assert [event["event"] for event in events] == names
+    assert len({event["run_id"] for event in events}) == 1
+    assert events[0]["directive"] == ECHOES
+    assert (events[1]["daemon"], events[1]["epoch"]) == ("d1", 1)
+    assert (events[3]["name"], events[4]["is_error"]) == ("Bash", False)
+    assert set(events[-1]) >= FIELDS
+    assert events[-1]["report"]["result"] == "it said hello"
+
+
+def test_events_come_while_the_run_goes_on(world: World) -> None:
+    """A reader sees the claim and the turn of a child that is not over."""
+    with world.start(*world.forking(SLEEPS), "--events") as process:
+        seen = until(process, "tool_started")
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert [event["event"] for event in seen] == ["requested", "claimed", "turn", "tool_started"]
+
+
+def test_people_get_progress_and_a_table(world: World) -> None:
+    """Without a terminal every event is a plain line on stderr, and the table is all there is on stdout."""
+    done = world.run(*world.forking("Look around.", "Look again."))
+
+    assert done.returncode == 0
+    assert "Look around." in done.stderr
+    assert "claimed by d1" in done.stderr
+    header, first, second, *_, summary = done.stdout.splitlines()
+    assert header.split() == ["fork", "status", "daemon", "read", "written", "fresh", "hit", "$"]
+    assert first.split()[2:4] == ["completed", "d1"]
+    assert second.startswith("Look again.")
+    assert summary.startswith("2 of 2 completed, $")
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_terminal_has_one_changing_line_per_child(world: World, no_color: str) -> None:
+    """Lines are drawn over; colours are there unless NO_COLOR is set."""
+    shown = _on_a_terminal(world, [*world.forking("Look around.")], {"NO_COLOR": no_color, "TERM": "xterm"})
+
+    assert "\x1b[1A\x1b[J" in shown
+    assert "completed" in shown
+    assert bool(re.search(r"\x1b\[\d+m", shown)) is not bool(no_color)
+
+
+def test_a_child_that_does_not_complete_is_exit_code_1(world: World) -> None:
+    """The others' results are printed all the same."""
+    done = world.ask(*world.forking(ECHOES, "Look around."), "--max-turns", "1", "--json")
+
+    statuses = {child["directive"]: child["status"] for child in objects(done.stdout)}
+    assert statuses == {ECHOES: "max_turns", "Look around.": "completed"}
+    assert done.returncode == 1
+
+
+def test_a_timeout_ends_the_child(world: World) -> None:
+    """It is a named end, and the reason is said to people."""
+    done = world.ask(*world.forking(SLEEPS), "--timeout", "0.5")
+
+    assert done.returncode == 1
+    assert "timed_out" in done.stdout
+    assert "timed_out" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_aborts_the_children(world: World, number: signal.Signals) -> None:
+    """The abort is on the log when the command ends, the children's ends are printed, and the exit code is 130."""
+    ids = [uuid.uuid4().hex, uuid.uuid4().hex]
+    given = [word for run_id in ids for word in ("--run-id", run_id)]
+    with world.start(*world.forking(SLEEPS, SLEEPS), *given, "--events") as process:
+        until(process, "tool_started")
+        process.send_signal(number)
+        printed, errors = process.communicate(timeout=20)
+
+    assert process.returncode == 130
+    finals = [event for event in objects(printed) if event["event"] == "final"]
+    assert sorted(final["run_id"] for final in finals) == sorted(ids)
+    assert {final["status"] for final in finals} == {"aborted"}
+    assert errors.splitlines()[-1] == "Aborting 2 runs."
+    for run_id in ids:
+        assert "abort" in [entry["event"] for entry in objects(world.ask("logs", run_id, "--json").stdout)]
+
+
+def test_without_a_daemon_the_wait_is_explained(own_pool: World) -> None:
+    """How many daemons and requests there are, what to do, and the deadline; a queued child can be aborted."""
+    run_id = uuid.uuid4().hex
+    with own_pool.start(*own_pool.forking("Look."), "--run-id", run_id, "--json") as process:
+        assert process.stderr is not None
+        notice = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+    assert "1 of 1 runs, 0 daemons" in notice
+    assert "about 1 requests queued" in notice
+    assert "nexofork daemon" in notice
+    assert "300 s" in notice
+    assert process.returncode == 130
+    log = objects(own_pool.ask("logs", run_id, "--json", *own_pool.at).stdout)
+    assert [entry["event"] for entry in log] == ["requested", "abort"]
+
+
+def test_detached_children_are_waited_for_by_another_process(world: World) -> None:
+    """The ids come at once; `wait` then gives the same objects, in whatever process."""
+    left = world.run(*world.forking("Look around.", "Look again."), "--group", "g", "--detach", "--json")
+    runs = objects(left.stdout)
+    ids = [run["run_id"] for run in runs]
+
+    done = world.run("wait", *ids, "--json")
+
+    children = objects(done.stdout)
+    assert (left.returncode, done.returncode) == (0, 0), left.stderr + done.stderr
+    assert [run["directive"] for run in runs] == ["Look around.", "Look again."]
+    assert sorted(child["run_id"] for child in children) == sorted(ids)
+    assert all(set(child) >= FIELDS for child in children)
+
+
+def test_a_flood_is_detached_without_any_daemon(own_pool: World) -> None:
+    """More children than may wait at once are requested all the same: nobody stays to wait with them."""
+    assert len(own_pool.detached(*(f"Part {number}." for number in range(80)))) == 80
+
+
+def test_a_used_run_id_is_bad_input(world: World) -> None:
+    """It names the run, and the sibling that was requested before is not left running."""
+    (run_id,) = world.detached("Look around.")
+    other = uuid.uuid4().hex
+
+    done = world.ask(*world.forking(SLEEPS, "Look."), "--run-id", other, "--run-id", run_id)
+
+    assert done.returncode == 2
+    assert run_id in done.stderr
+    assert objects(world.ask("wait", other, "--json").stdout)[0]["status"] == "aborted"
+
+
+def test_the_request_can_come_from_stdin(world: World) -> None:
+    """``-`` is stdin, byte for byte."""
+    arguments = ("fork", "--request", "-", "--reply", world.reply, "-d", "Look.", "--json")
+    done = world.run(*arguments, input=world.request.read_text())
+
+    assert done.returncode == 0, done.stderr
+    assert objects(done.stdout)[0]["usage"]["cache_read_input_tokens"] >= 5_000
+
+
+def test_an_unreachable_nats_is_exit_code_3_and_quick(world: World) -> None:
+    """One line says where it was looked for and what to do."""
+    began = time.monotonic()
+    done = world.run(*world.forking("Look."), "--nats", "nats://127.0.0.1:9")
+
+    assert done.returncode == 3
+    assert time.monotonic() - began < 8
+    assert len(done.stderr.splitlines()) == 1
+    assert "nats://127.0.0.1:9" in done.stderr
+    assert "nexofork serve" in done.stderr
+
+
+def test_a_reader_that_leaves_is_not_complained_about(world: World) -> None:
+    """A closed stdout ends the command quietly, and its children with it."""
+    run_id = uuid.uuid4().hex
+    with world.start(
+        *world.forking("Look.", SLEEPS), "--run-id", "x" + run_id, "--run-id", run_id, "--json"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.wait(20) == 1
+        told = process.stderr.read()
+    assert "Traceback" not in told
+    assert "rror" not in told
+    assert objects(world.ask("wait", run_id, "--json").stdout)[0]["status"] == "aborted"
+
+
+def _on_a_terminal(world: World, arguments: list[str], environment: dict[str, str]) -> str:
+    """Run a command on a terminal and return everything it showed."""
+    ours, theirs = pty.openpty()
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with world.start(*arguments, env={**world.environment, **environment}, **streams) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 65536):
+                shown += piece
+        except OSError:  # how a terminal says that nobody is left on the other side
+            pass
+        os.close(ours)
+        assert process.wait(20) == 0, shown
+    return shown.decode()
+
+
+def test_the_objects_are_plain_json_lines(world: World) -> None:
+    """Text beyond ASCII and line ends keep an object on one line."""
+    done = world.run(*world.forking("Schau: \u00e4\u00f6\u00fc \u2603\nzweite Zeile"), "--json", text=False)
+
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["directive"] == "Schau: \u00e4\u00f6\u00fc \u2603\nzweite Zeile"

@@ -1,0 +1,94 @@
+"""The commands that stay: daemon, serve; and the admin's provision."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cli.conftest import objects
+from tests.support.conversation import call, says
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.cli.conftest import World
+
+SLEEPS = says("Sleep.", {"tools": [call(command="sleep 60")]})
+
+
+def test_a_daemon_finishes_what_it_runs(own_pool: World) -> None:
+    """Told to stop, it takes nothing new, lets the child end, and leaves with 0."""
+    gate = uuid.uuid4().hex
+    with own_pool.daemon("--name", "d2", "--slots", "2") as daemon:
+        (run_id,) = own_pool.detached(
+            says("Wait.", {"text": "Result: done", "hold": {"gate": gate, "after_events": 1}})
+        )
+        own_pool.until_logged(run_id, "claimed")
+        daemon.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            daemon.wait(0.5)
+        own_pool.sim.release(gate)
+        assert daemon.wait(20) == 0
+
+    (result,) = objects(own_pool.ask("wait", run_id, "--json", *own_pool.at).stdout)
+    assert (result["status"], result["daemon"], result["attempts"]) == ("completed", "d2", 1)
+
+
+def test_a_second_signal_does_not_wait(own_pool: World) -> None:
+    """The run is not lost: the next daemon has it."""
+    with own_pool.daemon("--name", "d2", "--drain-s", "60", "--lease-s", "1") as daemon:
+        (run_id,) = own_pool.detached(SLEEPS)
+        own_pool.until_logged(run_id, "tool_started")
+        began = time.monotonic()
+        daemon.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            daemon.wait(0.3)
+        daemon.send_signal(signal.SIGINT)
+        daemon.wait(20)
+        assert time.monotonic() - began < 10
+
+    with own_pool.daemon("--name", "d3", "--lease-s", "1"):
+        (result,) = objects(own_pool.ask("wait", run_id, "--json", *own_pool.at).stdout)
+    assert (result["status"], result["daemon"], result["attempts"]) == ("completed", "d3", 2)
+
+
+def test_serve_has_everything_a_fleet_needs(world: World, tmp_path: Path) -> None:
+    """It says where it is, what it promises, and that runs are kept from one time to the next."""
+    for known in (0, 1):
+        with world.start("serve", "--port", "0", "--store", tmp_path / "store") as process:
+            assert process.stdout is not None
+            ready, url = process.stdout.readline().split()
+            assert (ready, url.startswith("nats://127.0.0.1:")) == ("ready", True)
+            assert len(objects(world.ask("ps", "--json", "--nats", url).stdout)[0]["runs"]) == known
+            world.ask(*world.forking("Look."), "--nats", url, "--detach")
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert str(tmp_path / "store") in errors
+        assert len(errors.splitlines()) == 1
+
+
+def test_serve_on_a_taken_port_says_so(world: World) -> None:
+    """It ends instead of serving nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = world.run("serve", "--port", str(taken.getsockname()[1]))
+
+    assert done.returncode == 3
+    assert "address already in use" in done.stderr
+
+
+def test_provision_says_what_is_in_force(own_pool: World) -> None:
+    """A given lease is set, and stays when none is given."""
+    at = ["--pool", own_pool.pool, "--json"]
+    (first,) = objects(own_pool.ask("provision", "--lease-s", "3", *at).stdout)
+    (second,) = objects(own_pool.ask("provision", *at).stdout)
+
+    assert (first["pool"], first["lease_s"]) == (own_pool.pool, 3.0)
+    assert first == second
+    assert f"{first['streams'][0]}/pickup" == first["consumer"]

@@ -1,0 +1,437 @@
+"""A fleet for tests: a nats-server, the simulator, and daemons and parents that are processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nexofork import ForkParams
+from nexofork.bus.presence import PresenceBoard
+from nexofork.bus.provisioning import provision
+from nexofork.bus.run_log import RunLog
+from nexofork.client.fleet import FleetSettings, connect
+from nexofork.wire import messages as wire
+from tests.support.conversation import KEY
+from tests.support.nats import SMALL, ServerProcess, connected
+from tests.support.parents import Parent, body_of
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from nexofork import CacheSafeParams
+    from nexofork.bus.connection import Bus
+    from nexofork.bus.embedded import EmbeddedServer
+    from nexofork.bus.run_log import Entry
+    from nexofork.client.fleet import NatsForkSubagent
+    from nexofork.simulator import Simulator
+
+__all__ = [
+    "Fleet",
+    "Nursery",
+    "Process",
+    "RestartableServer",
+    "asked",
+    "epochs",
+    "finals",
+    "fleet",
+    "group_of",
+    "lines_in",
+    "nursery",
+    "open_fleet",
+    "restartable",
+]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_START_S = 60.0
+
+
+class Process:
+    """A process of the fleet."""
+
+    def __init__(self, nursery: Nursery, pid: int, name: str, log: Path) -> None:
+        self.pid = pid
+        self.name = name
+        self._nursery = nursery
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        """What it logged so far."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """What it said so far."""
+        return self._nursery.said.get(self.pid, [])
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; None while it lives."""
+        return self._nursery.ended.get(self.pid)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    async def until_said(self, what: str) -> dict[str, Any]:
+        """Return what it said under this name, once it has; fails with its log when it ends instead."""
+
+        def found() -> bool:
+            assert self.exit_code is None or self._fact(what), f"{self.name} ended with {self.exit_code}:\n{self.log}"
+            return self._fact(what) is not None
+
+        await eventually(found)
+        fact = self._fact(what)
+        assert fact is not None
+        return fact
+
+    async def gone(self) -> int:
+        """Return how it ended, once it has."""
+        await eventually(lambda: self.exit_code is not None)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        self.signal(signal.SIGKILL)
+        await self.gone()
+
+    def _fact(self, what: str) -> dict[str, Any] | None:
+        return next((fact for fact in self.said if fact["said"] == what), None)
+
+
+class Nursery:
+    """Forks processes from one that has everything imported; see `tests.support.nursery`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: dict[int, list[dict[str, Any]]] = {}
+        self.ended: dict[int, int] = {}
+        self._folder = folder
+        self._orders = itertools.count()
+        self._forked: dict[int, int] = {}
+        self._open = threading.Event()
+        self._errors = (folder / "nursery.log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.nursery"],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_open(self) -> None:
+        """Return when it can fork."""
+        opened = self._open.wait(_START_S)
+        assert opened
+        assert self._process.poll() is None, (self._folder / "nursery.log").read_text()
+
+    async def start(self, role: str, name: str, spec: dict[str, Any]) -> Process:
+        """Fork a process; it is under way, and may not have said anything yet."""
+        order = next(self._orders)
+        log = self._folder / f"{order}-{name}.log"
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({**spec, "role": role, "order": order, "log": str(log)}).encode() + b"\n")
+        self._process.stdin.flush()
+        await eventually(lambda: order in self._forked or self._process.poll() is not None)
+        return Process(self, self._forked[order], name, log)
+
+    def close(self) -> None:
+        """End it and everything it forked."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            fact = json.loads(line)
+            if "ended" in fact:
+                self.ended[fact["ended"]] = fact["code"]
+            elif "forked" in fact:
+                self._forked[fact["order"]] = fact["forked"]
+            elif fact["said"] == "open":
+                self._open.set()
+            else:
+                self.said.setdefault(fact["pid"], []).append(fact)
+        self._open.set()
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where the processes of all tests come from."""
+    forker = Nursery(tmp_path_factory.mktemp("nursery"))
+    try:
+        forker.wait_open()
+        yield forker
+    finally:
+        forker.close()
+
+
+class RestartableServer:
+    """A server that comes back on the same port with the same store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = ServerProcess(self._configuration(folder, "-1"), folder=folder)
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return self._server.url
+
+    def up(self) -> None:
+        """Start it without waiting."""
+        self._server.spawn()
+
+    async def ready(self) -> None:
+        """Return when it accepts connections."""
+        await eventually(self._server.ready)
+        port = self.url.rpartition(":")[2]
+        self._server.configuration = self._configuration(self._server.folder, port)
+
+    def down(self) -> None:
+        """End it as a crash would."""
+        self._server.kill()
+
+    async def restart(self) -> None:
+        """Crash and come back."""
+        self.down()
+        self.up()
+        await self.ready()
+
+    @staticmethod
+    def _configuration(folder: Path, port: str) -> str:
+        return f'host: 127.0.0.1\nport: {port}\njetstream {{ domain: fork, store_dir: "{folder / "store"}" }}\n'
+
+
+@pytest.fixture
+async def restartable(tmp_path: Path) -> AsyncIterator[RestartableServer]:
+    """A server of the test's own that it may restart."""
+    server = RestartableServer(tmp_path / "nats")
+    try:
+        server.up()
+        await server.ready()
+        yield server
+    finally:
+        server.down()
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """Everything a story needs; processes are killed at its end."""
+
+    urls: tuple[str, ...]
+    pool: str
+    sim: Simulator
+    nursery: Nursery
+    bus: Bus
+    """A connection of the test's own, to look at the logs."""
+    folder: Path
+    agent: Parent
+    """The agent that forks."""
+    lease_s: float = 1.0
+    seeds: dict[str, Path] = field(default_factory=dict)
+    """By role, where the server has accounts."""
+    processes: list[Process] = field(default_factory=list)
+    captured: CacheSafeParams | None = None
+
+    @property
+    def url(self) -> str:
+        """Where parents connect."""
+        return ",".join(self.urls)
+
+    async def daemon(self, name: str = "", *, key: str = KEY, ready: bool = True, **settings: Any) -> Process:
+        """Start a daemon process."""
+        name = name or f"d{len(self.processes)}"
+        chosen = {"name": name, "pool": self.pool, "lease_s": self.lease_s, "slots": 16, **settings}
+        spec = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen}
+        if "daemon" in self.seeds:
+            spec["nkey_seed"] = str(self.seeds["daemon"])
+        process = await self.nursery.start("daemon", name, spec)
+        self.processes.append(process)
+        if ready:
+            await process.until_said("ready")
+        return process
+
+    async def daemons(self, count: int, **settings: Any) -> list[Process]:
+        """Start so many daemon processes."""
+        started = [await self.daemon(ready=False, **settings) for _ in range(count)]
+        for process in started:
+            await process.until_said("ready")
+        return started
+
+    async def parent_process(
+        self, directives: Sequence[str], *, detach: bool = False, **settings: Any
+    ) -> tuple[Process, list[str]]:
+        """Start a process that forks these directives, and return it with the run ids."""
+        snapshot = await self.snapshot()
+        assert snapshot.reply is not None
+        body, reply = self.folder / "body.json", self.folder / "reply.json"
+        body.write_bytes(snapshot.body)
+        reply.write_bytes(snapshot.reply.to_wire())
+        spec = {
+            "urls": self.urls,
+            "body": str(body),
+            "reply": str(reply),
+            "directives": list(directives),
+            "detach": detach,
+            "settings": {"pool": self.pool, **settings},
+        }
+        process = await self.nursery.start("parent", f"parent{len(self.processes)}", spec)
+        self.processes.append(process)
+        return process, (await process.until_said("forked"))["run_ids"]
+
+    @asynccontextmanager
+    async def connect(self, **settings: Any) -> AsyncIterator[NatsForkSubagent]:
+        """Be a parent in this process."""
+        chosen = FleetSettings(pool=self.pool, **settings)
+        async with connect(self.url, nkey_seed=self.seeds.get("parent"), settings=chosen) as forks:
+            yield forks
+
+    async def snapshot(self) -> CacheSafeParams:
+        """What was captured of the one call the agent made."""
+        if self.captured is None:
+            self.captured = await self.agent.ask()
+        return self.captured
+
+    async def params(self, directive: str, **more: Any) -> ForkParams:
+        """A fork of that snapshot."""
+        return ForkParams(cache_safe=await self.snapshot(), prompt_messages=directive, **more)
+
+    async def entries(self, run_id: str) -> list[Entry]:
+        """The log of a run."""
+        return await RunLog(self.bus, run_id, pool=self.pool).entries()
+
+    async def reports(self, run_id: str) -> list[Any]:
+        """What daemons wrote on the log of a run."""
+        found = [entry.message for entry in await self.entries(run_id)]
+        return [message for message in found if not isinstance(message, (wire.Requested, wire.AbortEvent))]
+
+    async def until_logged(self, run_id: str, holds: Callable[[Any], bool]) -> None:
+        """Return when a report that fulfils the condition is on the log."""
+        async with asyncio.timeout(20):
+            while not any(map(holds, await self.reports(run_id))):  # noqa: ASYNC110 - the log is asked, it does not tell
+                await asyncio.sleep(0.01)
+
+    async def until_present(self, holds: Callable[[wire.Presence], bool]) -> None:
+        """Return when a daemon that fulfils the condition is there."""
+        board = PresenceBoard(self.bus)
+        async with asyncio.timeout(20):
+            while not any(map(holds, await board.daemons(self.pool))):  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0.01)
+
+    def owner(self, name: str | None) -> Process:
+        """The process of this name."""
+        return next(process for process in self.processes if process.name == name)
+
+    async def close(self) -> None:
+        """End every process."""
+        for process in self.processes:
+            process.signal(signal.SIGKILL)
+        for process in self.processes:
+            await process.gone()
+
+
+@asynccontextmanager
+async def open_fleet(
+    urls: tuple[str, ...],
+    *,
+    sim: Simulator,
+    nursery: Nursery,
+    folder: Path,
+    lease_s: float = 1.0,
+    pool: str | None = None,
+    seeds: dict[str, Path] | None = None,
+    max_bytes: int = SMALL,
+) -> AsyncIterator[Fleet]:
+    """A fleet without daemons yet, in a pool of its own."""
+    roles = seeds or {}
+    pool = pool or f"f{secrets.token_hex(5)}"
+    async with connected(urls[0], seed=roles.get("daemon")) as bus, Parent(sim.url) as agent:
+        if not roles:
+            await provision(bus, pool=pool, lease_s=lease_s, max_bytes=max_bytes)
+        fleet = Fleet(
+            urls=urls,
+            pool=pool,
+            sim=sim,
+            nursery=nursery,
+            bus=bus,
+            folder=folder,
+            agent=agent,
+            lease_s=lease_s,
+            seeds=roles,
+        )
+        try:
+            yield fleet
+        finally:
+            await fleet.close()
+
+
+@pytest.fixture
+async def fleet(nats_server: EmbeddedServer, sim: Simulator, nursery: Nursery, tmp_path: Path) -> AsyncIterator[Fleet]:
+    """A fleet on the shared server."""
+    async with open_fleet((nats_server.url,), sim=sim, nursery=nursery, folder=tmp_path) as opened:
+        yield opened
+
+
+def asked(sim: Simulator, word: str) -> list[int]:
+    """Which turn of the child each request about a directive with this word asks for, in order of arrival."""
+    turns = []
+    for record in sim.log:
+        raw = sim.body(record.index)
+        if raw is None or word.encode() not in raw:
+            continue
+        messages = body_of(sim, record.index)["messages"]
+        told = next(at for at, message in enumerate(messages) if word in json.dumps(message["content"]))
+        turns.append(1 + sum(message["role"] == "assistant" for message in messages[told:]))
+    return turns
+
+
+def finals(reports: Sequence[Any]) -> list[wire.Final]:
+    """The ends among reports."""
+    return [report for report in reports if isinstance(report, wire.Final)]
+
+
+def epochs(reports: Sequence[Any]) -> list[int]:
+    """The epoch of each report, in the order of the log."""
+    return [report.epoch for report in reports]
+
+
+def group_of(pid: int) -> list[int]:
+    """The living members of a process group; who is dead and only waits to be reaped is none."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            if state != "Z" and int(group) == pid:
+                members.append(int(stat.parent.name))
+    return members
+
+
+def lines_in(path: Path) -> int:
+    """How many lines a file has; none where it does not exist."""
+    return len(path.read_text().splitlines()) if path.exists() else 0

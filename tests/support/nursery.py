@@ -1,0 +1,151 @@
+"""A process that has everything imported and forks daemons and parents in milliseconds: real processes, real pids.
+
+Run as ``python -m tests.support.nursery``. It reads one JSON object per line and forks a process for each; what they
+say, and how they end, comes back as JSON lines. All of them die with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nexofork import AnthropicProvider, CacheSafeParams, ForkParams, ForkStatus, Reply
+from nexofork.bus.connection import BusSettings, open_bus
+from nexofork.client.fleet import FleetSettings, connect
+from nexofork.engine.dispatch import ToolOutcome
+from nexofork.engine.tools.builtin import BuiltinTools
+from nexofork_daemon.service import run_daemon
+from nexofork_daemon.settings import DaemonSettings
+from tests.support.parents import QUICK
+
+if TYPE_CHECKING:
+    from nexofork.engine.dispatch import ToolCall
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.01
+
+
+class HeldTools(BuiltinTools):
+    """The built-in tools, a read-only ``Look`` beside them, and a door in front of each call that names one."""
+
+    async def dispatch(self, call: ToolCall) -> ToolOutcome:
+        """Wait for the file named by ``behind``, if any, then run the call."""
+        if behind := call.input.get("behind"):
+            await _exists(Path(behind))
+        if call.name != "Look":
+            return await super().dispatch(call)
+        _note(Path(call.input["tally"]))
+        await _exists(Path(call.input["until"]))
+        return ToolOutcome(content="nothing new")
+
+    def read_only(self, call: ToolCall) -> bool:
+        """Looking changes nothing that counts."""
+        return call.name == "Look" or super().read_only(call)
+
+
+def _note(tally: Path) -> None:
+    with tally.open("a") as file:
+        file.write("looked\n")
+
+
+async def _exists(path: Path) -> None:
+    there = path.exists
+    while not there():  # noqa: ASYNC110 - a file has no event
+        await asyncio.sleep(_POLL_S)
+
+
+def say(**fact: Any) -> None:
+    """Tell whoever reads the nursery; one write, so that lines of several processes do not mix."""
+    os.write(1, json.dumps(fact | {"pid": os.getpid()}).encode() + b"\n")
+
+
+async def be_daemon(spec: dict[str, Any]) -> None:
+    """Serve as a daemon until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    seed = Path(spec["nkey_seed"]) if spec.get("nkey_seed") else None
+    bus_settings = BusSettings(urls=tuple(spec["urls"]), nkey_seed=seed)
+    async with (
+        open_bus(bus_settings) as bus,
+        AnthropicProvider.from_env(base_url=spec["base_url"], api_key=spec["key"], retry=QUICK) as llm,
+    ):
+        await run_daemon(
+            DaemonSettings(**spec["settings"]),
+            bus=bus,
+            provider=llm,
+            tools=HeldTools(),
+            stop=stop,
+            ready=lambda: say(said="ready"),
+        )
+
+
+async def be_parent(spec: dict[str, Any]) -> None:
+    """Fork as told, say the run ids, and leave at SIGTERM or when all are done."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    snapshot = _snapshot(Path(spec["body"]), Path(spec["reply"]))
+    async with connect(",".join(spec["urls"]), settings=FleetSettings(**spec["settings"])) as forks:
+        handles = await forks.fork_each(ForkParams(cache_safe=snapshot, prompt_messages="x"), spec["directives"])
+        if spec.get("detach"):
+            for handle in handles:
+                handle.detach()
+        say(said="forked", run_ids=[handle.run_id for handle in handles])
+        while not stop.is_set() and any(handle.status is ForkStatus.RUNNING for handle in handles):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+
+
+def _snapshot(body: Path, reply: Path) -> CacheSafeParams:
+    return CacheSafeParams.from_parent_request(body.read_bytes(), reply=Reply.from_response(reply.read_bytes()))
+
+
+_ROLES = {"daemon": be_daemon, "parent": be_parent}
+
+
+def _child(spec: dict[str, Any]) -> None:
+    """Become what the order says; never returns."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+        asyncio.run(_ROLES[spec["role"]](spec))
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing may return into the nursery's loop
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _reap(*_: object) -> None:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            say(ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
+
+
+def main() -> None:
+    """Fork on order until the orders end."""
+    signal.signal(signal.SIGCHLD, _reap)
+    say(said="open")
+    for line in sys.stdin:
+        spec = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _child(spec)
+        say(forked=pid, order=spec["order"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nexofork import DefaultForkSubagent, DelegateMode, ForkOverrides, ForkStatus, FunctionTools
+from nexofork.engine.abort import AbortReason
+from nexofork.errors import BadDirective, CacheBreak, ForkRefused
+from tests.support.conversation import call, says
+from tests.support.parents import Parent, body_of, fork
+
+if TYPE_CHECKING:
+    from nexofork import AnthropicProvider, CacheSafeParams
+    from nexofork.simulator import Simulator
+
+HANGS = says("Wait.", {"fault": "hang"})
+STALLS = says("Wait.", {"text": "a long report", "fault": {"hang_after_events": 4}})
+
+
+@pytest.fixture
+async def snapshot(parent: Parent) -> CacheSafeParams:
+    """A parent that has made one call."""
+    return await parent.ask()
+
+
+async def test_leaving_the_context_aborts_what_runs_and_waits_for_it(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider
+) -> None:
+    """When the block is left every fork has ended, tools included."""
+    cleaned: list[str] = []
+    running = asyncio.Event()
+
+    async def slow(arguments: dict[str, Any]) -> str:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("tool")
+        return ""
+
+    async with DefaultForkSubagent() as forks:
+        calling = await forks.fork(fork(snapshot, llm, STALLS))
+        working = await forks.fork(
+            fork(snapshot, llm, says("Run.", {"tools": [call()]}), tool_dispatcher=FunctionTools({"Bash": slow}))
+        )
+        await sim.begun(3)
+        await running.wait()
+
+    assert cleaned == ["tool"]
+    for handle in (calling, working):
+        result = await handle.result()
+        assert (result.status, result.abort and result.abort.reason) == (ForkStatus.ABORTED, AbortReason.SHUTDOWN)
+
+
+async def test_leaving_the_context_at_once_sends_nothing(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider
+) -> None:
+    """A fork whose task has not even begun is aborted like the others."""
+    async with DefaultForkSubagent() as forks:
+        handle = await forks.fork(fork(snapshot, llm, HANGS))
+
+    assert (handle.status, sim.request_count) == (ForkStatus.ABORTED, 1)
+
+
+async def test_what_the_caller_raises_leaves_the_context_as_it_is(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider
+) -> None:
+    """The caller's own exception is not wrapped, and its forks have ended when it arrives."""
+    handles = []
+
+    async def work() -> None:
+        async with DefaultForkSubagent() as forks:
+            handles.append(await forks.fork(fork(snapshot, llm, HANGS)))
+            await sim.received(2)
+            await forks.fork(fork(snapshot, llm, ""))
+
+    with pytest.raises(BadDirective):
+        await work()
+
+    assert [handle.status for handle in handles] == [ForkStatus.ABORTED]
+
+
+async def test_cancelling_the_caller_ends_its_forks_and_passes_on(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider
+) -> None:
+    """A cancelled parent leaves no fork behind, and whoever holds a handle learns the end."""
+    handles = []
+
+    async def work() -> None:
+        async with DefaultForkSubagent() as forks:
+            handles.append(await forks.fork(fork(snapshot, llm, HANGS)))
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        caller = tasks.create_task(work())
+        await sim.received(2)
+        caller.cancel()
+
+    assert caller.cancelled()
+    assert (await handles[0].result()).status is ForkStatus.ABORTED
+    await sim.closed_early(1)
+
+
+async def test_forking_outside_the_context_is_refused(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider
+) -> None:
+    """Forks need an owner, before and after."""
+    factory = DefaultForkSubagent()
+    with pytest.raises(ForkRefused, match="async with"):
+        await factory.fork(fork(snapshot, llm))
+    async with factory:
+        pass
+    with pytest.raises(ForkRefused, match="async with"):
+        await factory.fork(fork(snapshot, llm))
+    assert sim.request_count == 1
+
+
+async def test_sync_mode_returns_a_finished_fork(
+    snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The handle that comes back has its result."""
+    handle = await forks.fork(fork(snapshot, llm, mode=DelegateMode.SYNC))
+
+    assert handle.status is ForkStatus.COMPLETED
+
+
+async def test_cancelling_a_sync_wait_aborts_the_child_and_passes_on(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The child ends, the server sees it leave, and the cancellation reaches the caller."""
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(forks.fork(fork(snapshot, llm, HANGS, mode=DelegateMode.SYNC)))
+        await sim.received(2)
+        waiting.cancel()
+
+    assert waiting.cancelled()
+    async with asyncio.timeout(10):
+        await sim.closed_early(1)
+
+
+async def test_a_sync_wait_can_be_given_a_deadline_by_the_caller(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """`asyncio.timeout` around the wait works as around any other."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await forks.fork(fork(snapshot, llm, HANGS, mode=DelegateMode.SYNC))
+
+    await sim.closed_early(1)
+
+
+async def test_sync_siblings_run_side_by_side(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """`fork_each` waits for all of them together, not for one after the other."""
+    held = [says(f"Part {n}.", {"text": "a b c", "hold": {"gate": "all", "after_events": 3}}) for n in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(forks.fork_each(fork(snapshot, llm, mode=DelegateMode.SYNC), held))
+        async with asyncio.timeout(10):
+            await sim.begun(4)
+        assert not waiting.done()
+        sim.release("all")
+
+    assert [handle.status for handle in waiting.result()] == [ForkStatus.COMPLETED] * 3
+
+
+async def test_cancelling_a_sync_wait_for_siblings_aborts_them_all(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """No sibling is left running for a caller that stopped waiting."""
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(forks.fork_each(fork(snapshot, llm, mode=DelegateMode.SYNC), [STALLS] * 3))
+        await sim.begun(4)
+        waiting.cancel()
+
+    assert waiting.cancelled()
+    await sim.closed_early(3)
+
+
+async def test_fork_each_starts_all_or_none(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """One bad directive refuses the whole set before anything is sent."""
+    with pytest.raises(BadDirective):
+        await forks.fork_each(fork(snapshot, llm), ["Good.", "Also good.", "  "])
+
+    assert sim.request_count == 1
+
+
+async def test_an_override_is_refused_unless_the_cache_may_break(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The refusal names the field and what it would lose; nothing is sent."""
+    overrides = ForkOverrides(request={"system": "You are somebody else."})
+
+    with pytest.raises(CacheBreak, match="`system`") as refused:
+        await forks.fork(fork(snapshot, llm, overrides=overrides))
+
+    assert refused.value.fields == ("system",)
+    assert "allow_cache_break=True" in str(refused.value)
+    assert sim.request_count == 1
+
+
+@pytest.mark.breaks_prefix("the override is allowed to")
+async def test_an_allowed_override_is_sent_and_the_miss_is_named(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """With leave to break the cache the field is replaced, and the result says why it missed."""
+    overrides = ForkOverrides(request={"system": "You are somebody else."})
+
+    handle = await forks.fork(fork(snapshot, llm, overrides=overrides, allow_cache_break=True))
+    result = await handle.result()
+
+    assert body_of(sim, 1)["system"] == "You are somebody else."
+    assert result.cache is not None
+    assert (result.ok, result.cache.cause) == (True, "override")
+
+
+@pytest.mark.breaks_prefix("the override is allowed to")
+async def test_a_fork_on_another_model_is_billed_at_that_models_price(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The result names the model that was asked, and its cost is the simulator's."""
+    overrides = ForkOverrides(request={"model": "claude-haiku-4-5"})
+
+    handle = await forks.fork(fork(snapshot, llm, overrides=overrides, allow_cache_break=True))
+    result = await handle.result()
+
+    assert result.model == sim.log[1].model == "claude-haiku-4-5"
+    assert result.cost_usd == pytest.approx(sim.log[1].price_usd)
+
+
+@pytest.mark.parametrize("field", ["messages", "stream", "cache_control"])
+async def test_what_the_runtime_builds_cannot_be_overridden(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent, field: str
+) -> None:
+    """Not even with leave to break the cache."""
+    overrides = ForkOverrides(request={field: []})
+
+    with pytest.raises(ForkRefused, match=field):
+        await forks.fork(fork(snapshot, llm, overrides=overrides, allow_cache_break=True))
+
+    assert sim.request_count == 1
