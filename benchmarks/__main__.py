@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import body, transport
+from benchmarks import body, fanout, memory, transport
 
-CLAIMS = (("Building a child's body", body.main), ("Sending and streaming", transport.main))
+CLAIMS = (
+    ("Building a child's body", body.main),
+    ("Sending and streaming", transport.main),
+    ("Fanning out", fanout.main),
+    ("Memory of a daemon", memory.main),
+)
 
 
 def main() -> int:
