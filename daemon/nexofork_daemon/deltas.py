@@ -1,4 +1,7 @@
-"""Show a run's text as it comes, while somebody looks. Lossy on purpose: the log has the turns."""
+"""Show a run's text as it comes, while somebody looks. Lossy on purpose: the log has the turns.
+
+Whether somebody looks is asked only once a reply has gone on for a moment: short ones are on the log before it matters.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Self
 
-from nexofork.bus.failures import NoResponders
+from nexofork.bus.failures import NoAnswer, NoResponders
 from nexofork.engine.events import TextStreamed
 from nexofork.errors import BusError
 from nexofork.wire.subjects import DEFAULT_POOL, delta
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaFeed"]
 
+_FIRST_LOOK_S = 0.3
 _LOOK_AGAIN_S = 1.0
 _GATHER_S = 0.05
 
@@ -33,6 +37,7 @@ class DeltaFeed:
         self._pending: list[str] = []
         self._some = asyncio.Event()
         self._quiet_until = 0.0
+        self._watched = False
         self._tasks = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
 
@@ -57,6 +62,8 @@ class DeltaFeed:
     async def _publish(self) -> None:
         while True:
             await self._some.wait()
+            if not self._watched:
+                await asyncio.sleep(_FIRST_LOOK_S)
             text, self._pending = "".join(self._pending), []
             self._some.clear()
             data = json.dumps({"v": 1, "text": text}, ensure_ascii=False).encode("utf-8", "backslashreplace")
@@ -64,6 +71,9 @@ class DeltaFeed:
                 # Sent as a request: without a subscriber the server says so at once, and we stop for a while.
                 await self._bus.request(self._subject, data, timeout_s=_GATHER_S)
             except NoResponders:
+                self._watched = False
                 self._quiet_until = time.monotonic() + _LOOK_AGAIN_S
+            except NoAnswer:
+                self._watched = True  # somebody looks, and need not answer
             except BusError:
-                continue  # somebody looks and need not answer
+                continue

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
-from nexofork.bus.reading import last_direct, last_of
+from nexofork.bus.reading import first_of, last_direct, last_of
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
 from nexofork.engine.params import prepare
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.engine.run import ForkRun
-from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError, RunLost
+from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError, RunLost, WorkspaceMismatch
 from nexofork.wire.messages import (
     AbortEvent,
     Answer,
@@ -35,7 +35,7 @@ from nexofork.wire.messages import (
     decode_event,
 )
 from nexofork.wire.streams import inbox_stream, log_stream
-from nexofork.wire.subjects import events, inbox, reports
+from nexofork.wire.subjects import events, inbox, reports, run_filter
 from nexofork_daemon.deltas import DeltaFeed
 from nexofork_daemon.inboxes import Inboxes, InboxMail
 from nexofork_daemon.journal import LogJournal, Rebuilt, SideEffectsOnly, rebuild
@@ -123,14 +123,23 @@ class Execution:
     async def _refuse_poison(self, problem: BadMessage) -> None:
         """Report input that nobody can run, once, and take it out of circulation."""
         log.warning("run %s: %s", self.run_id, problem)
-        entries = await self._log.entries()
-        # Beside a request that can be run it is noise; one more piece of noise on a run that is over, too.
-        if not any(isinstance(entry.message, (Requested, Final)) for entry in entries):
+        if not await self._is_noise():
+            tip = await self._log.tip()
             try:
-                await self._log.append(await self._refusal(None, problem, epoch=1), after=entries[-1].seq)
+                await self._log.append(await self._refusal(None, problem, epoch=1), after=tip.seq if tip else 0)
             except (RunAborted, RunLost) as exc:
                 log.info("run %s: %s", self.run_id, exc)
         await self._delivery.terminate(problem.problem)
+
+    async def _is_noise(self) -> bool:
+        """Whether the log has a request that can be run, or an end; all of it is read only if nothing less will do."""
+        bus, pool = self._host.bus, self._host.settings.pool
+        first = await first_of(bus, log_stream(pool), run_filter(self.run_id, pool))
+        if first is None or isinstance(_event(first.data), Requested):
+            return True
+        if await last_of(bus, log_stream(pool), reports(self.run_id, pool)) is None:
+            return False
+        return any(isinstance(entry.message, (Requested, Final)) for entry in await self._log.entries())
 
     async def _claim_and_run(self, request: Requested) -> None:
         if self._foreign_workspace(request):
@@ -238,6 +247,10 @@ class Execution:
                 on_message=feed.show,
             )
             base, prompt = prepare(params)
+        except WorkspaceMismatch as exc:
+            # Learnt from another run's response after this one was claimed; nothing was sent yet.
+            self.token.abort(AbortReason.SHUTDOWN, str(exc))
+            return self._aborted(request)
         except NexoforkError as exc:
             status = ForkStatus.REFUSED if isinstance(exc, ForkRefused) else ForkStatus.FAILED
             return await self._failed(request, exc, status)
@@ -245,7 +258,13 @@ class Execution:
             # What a request holds may raise anything; the next daemon would fare no better.
             log.exception("run %s cannot be begun", self.run_id)
             return await self._failed(request, exc, ForkStatus.REFUSED)
-        mail = InboxMail(self._host.bus, self.run_id, pool=self._host.settings.pool, delivered=state.letters)
+        mail = InboxMail(
+            self._host.bus,
+            self.run_id,
+            pool=self._host.settings.pool,
+            delivered=state.letters,
+            waiting=await self._host.inboxes.may_hold(self.run_id, self.seq),
+        )
         run = ForkRun(
             params,
             run_id=self.run_id,
@@ -315,7 +334,7 @@ class Execution:
             log.info("run %s: let go, %s", self.run_id, result.error)
             return
         if reason is AbortReason.SHUTDOWN:
-            await self._hand_over(journal)
+            await self._hand_over(journal, result.error or "")
             return
         result = replace(result, attempts=journal.epoch, daemon=self._host.identity.name)
         try:
@@ -328,8 +347,8 @@ class Execution:
             await journal.append(await self._final(ended, journal.epoch))
         await self._delivery.ack()
 
-    async def _hand_over(self, journal: LogJournal) -> None:
-        await journal.append(HandedOver(epoch=journal.epoch, at=time.time(), reason="the daemon is shutting down"))
+    async def _hand_over(self, journal: LogJournal, reason: str) -> None:
+        await journal.append(HandedOver(epoch=journal.epoch, at=time.time(), reason=reason))
         await self._delivery.release()
 
     async def _final(self, result: ForkResult, epoch: int) -> Final:
@@ -385,6 +404,11 @@ class Execution:
                     renewed_at = time.monotonic()
                 if gap > lease_s:
                     self._hint.set()
+                    continue
+                try:
+                    await self._look_at_events()
+                except BusError as exc:
+                    log.info("run %s: could not look at its events yet: %s", self.run_id, exc)
         finally:
             remove()
 
@@ -392,7 +416,7 @@ class Execution:
         """Look at the log whenever something suggests that it has news."""
         remove = self._host.bus.on_reconnect(self._hint.set)
         # The claim has just seen the log; an abort that the log had no room for may be in the inbox already.
-        look: Callable[[LogJournal], Awaitable[None]] = self._look_into_inbox
+        look: Callable[[LogJournal], Awaitable[None]] = self._look_into_inbox_once
         try:
             while True:
                 try:
@@ -407,11 +431,25 @@ class Execution:
         finally:
             remove()
 
+    async def _look_into_inbox_once(self, journal: LogJournal) -> None:
+        if await self._host.inboxes.may_hold(self.run_id, self.seq):
+            await self._look_into_inbox(journal)
+
+    async def _look_at_events(self) -> None:
+        """Take the parent's last word, wherever it stands.
+
+        An abort that was published without the compare-and-set may stand in front of a report of ours.
+        """
+        pool = self._host.settings.pool
+        stored = await last_of(self._host.bus, log_stream(pool), events(self.run_id, pool))
+        event = _event(stored.data) if stored else None
+        if isinstance(event, AbortEvent):
+            self.token.abort(AbortReason.PARENT, event.note)
+
     async def _look(self, journal: LogJournal) -> None:
+        await self._look_at_events()
         for entry in await self._log.entries(start_seq=journal.seq + 1):
             match entry.message:
-                case AbortEvent() as event:
-                    self.token.abort(AbortReason.PARENT, event.note)
                 case Claimed() as claimed if claimed.epoch > journal.epoch:
                     self.token.abort(AbortReason.LEASE_LOST, f"{claimed.daemon.name} took it as epoch {claimed.epoch}")
                 case _:
@@ -442,3 +480,10 @@ class Execution:
         finally:
             remove()
             deaf()
+
+
+def _event(data: bytes) -> Requested | AbortEvent | None:
+    try:
+        return decode_event(data)
+    except BadMessage:
+        return None

@@ -1,27 +1,33 @@
 """What parents put into the inboxes of this daemon's runs.
 
-One subscription serves all runs of the daemon; the live message is a hint, what counts is what the stream has.
+One subscription serves all runs of the daemon; the live message is a hint, what counts is what the stream has. A run
+that was asked for while we were listening, and for which nothing came, has an empty inbox: nobody need read it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from nexofork.bus.jetstream import call
 from nexofork.bus.reading import read_subject
 from nexofork.engine.mailbox import Letter
 from nexofork.wire.messages import Answer
-from nexofork.wire.streams import inbox_stream
+from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import inbox_filter, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from nexofork.bus.connection import Bus, Msg, Subscription
+    from nexofork.bus.connection import Bus, Msg
 
 __all__ = ["InboxMail", "Inboxes"]
 
 log = logging.getLogger(__name__)
+
+_REMEMBERED = 10_000
 
 
 class Inboxes:
@@ -31,11 +37,39 @@ class Inboxes:
         self._bus = bus
         self._pool = pool
         self._listeners: dict[str, list[Callable[[str], None]]] = {}
-        self._subscription: Subscription | None = None
+        self._addressed: OrderedDict[str, None] = OrderedDict()
+        self._since: int | None = None
+        self._asking = asyncio.Lock()
+        self._bus.on_reconnect(self._missed)
 
     async def open(self) -> None:
-        """Start listening."""
-        self._subscription = await self._bus.subscribe(inbox_filter("*", self._pool), self._arrived)
+        """Start listening.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        await self._bus.subscribe(inbox_filter("*", self._pool), self._arrived)
+        await self.may_hold("", 0)
+
+    async def may_hold(self, run_id: str, seq: int) -> bool:
+        """Whether a run's inbox may hold something.
+
+        Args:
+            run_id: The run.
+            seq: Where its request stands in the log's stream.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        async with self._asking:
+            if self._since is None:
+                info = await call(self._bus, f"STREAM.INFO.{log_stream(self._pool)}")
+                self._since = int(info["state"]["last_seq"])
+            return seq <= self._since or run_id in self._addressed
+
+    def _missed(self) -> None:
+        # What came while we were away was not seen.
+        self._since = None
 
     def listen(self, owner: str, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call `listener(name)` for everything that comes for a run, or from a parent; returns what ends that."""
@@ -50,21 +84,26 @@ class Inboxes:
         return stop
 
     def _arrived(self, message: Msg) -> None:
-        name = message.subject.rpartition(".")[2]
-        for listener in list(self._listeners.get(run_of(message.subject), ())):
+        name, run_id = message.subject.rpartition(".")[2], run_of(message.subject)
+        if name != "alive":
+            self._addressed[run_id] = None
+            if len(self._addressed) > _REMEMBERED:
+                self._addressed.popitem(last=False)
+                self._missed()
+        for listener in list(self._listeners.get(run_id, ())):
             listener(name)
 
 
 class InboxMail:
     """The messages to one run; a `Mailbox` for the engine."""
 
-    def __init__(self, bus: Bus, run_id: str, *, pool: str, delivered: Iterable[str]) -> None:
+    def __init__(self, bus: Bus, run_id: str, *, pool: str, delivered: Iterable[str], waiting: bool) -> None:
         self._bus = bus
         self._filter = inbox_filter(run_id, pool)
         self._stream = inbox_stream(pool)
         self._delivered = set(delivered)
         self._next = 1
-        self._waiting = True  # something may have come before we listened
+        self._waiting = waiting
 
     def hint(self, _: str) -> None:
         """Something came; look at the next turn."""

@@ -22,6 +22,7 @@ __all__ = ["SturdyClient"]
 
 # The protocol separates by space and tab only; \s would also split at \v and \f, which may stand in a subject.
 _MESSAGE = re.compile(rb"\A(H?)MSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)((?:[ \t]+[^ \t\r\n]+)*)[ \t]*\r\n")
+_BLANKS = re.compile(rb"[ \t]+")
 _MAX_LINE = 64 * 1024
 _CRLF = b"\r\n"
 
@@ -82,7 +83,7 @@ class _SturdyParser(Parser):
 
     async def _take(self, found: re.Match[bytes]) -> bool:
         """Hand on one message; False when it is not complete yet."""
-        sizes = found[4].split()
+        sizes = _BLANKS.split(found[4])[1:]
         has_headers = bool(found[1])
         reply = sizes.pop(0) if len(sizes) == (3 if has_headers else 2) else b""
         if len(sizes) != (2 if has_headers else 1) or not all(size.isdigit() for size in sizes):

@@ -32,7 +32,7 @@ from nexofork.bus.failures import (
     NotPermitted,
     PayloadTooLarge,
 )
-from nexofork.bus.jetstream import call
+from nexofork.bus.jetstream import API, call, find_api
 from nexofork.bus.subscription import Msg, Reply, Subscription
 from nexofork.errors import BusError
 
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 _FILL_AGE_S = 1.0
-_FIRST_TRIES = 1
+_FIRST_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,8 @@ class Bus:
         login = read_login(settings.creds, settings.nkey_seed)
         self.identity = login.identity
         """The public nkey, or ``local`` without one."""
+        self.api = API
+        """The prefix under which JetStream is reached."""
         self._login_options = login.options
         self._client = SturdyClient()
         self._online = asyncio.Event()
@@ -281,8 +283,9 @@ class Bus:
         except BaseException:
             await self._shut()
             raise
-        # The first connection is tried twice, so that a wrong URL is said at once; a lost one is restored for ever.
+        # The first connection is tried thrice, so that a wrong URL is said at once; a lost one is restored for ever.
         self._client.options["max_reconnect_attempts"] = -1
+        self._last_problem = None
         self._online.set()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
 
@@ -335,7 +338,8 @@ class Bus:
                 log.exception("a listener failed after the reconnect")
 
     async def _noticed(self, error: Exception) -> None:
-        self._last_problem = error
+        if not _is_denial(self._last_problem):  # a server that refuses us may reset the next try before it says so
+            self._last_problem = error
         if found := _VIOLATION.search(str(error)):
             self._violated(found[1], found[2])
         elif self._online.is_set():
@@ -349,10 +353,7 @@ class Bus:
         log.log(news, "NATS does not permit %s: %s to %r", self.identity, action, subject)
         self._violations.append((action, subject))
         if action == "subscription":
-            self._inbox_denied |= subject == f"{self._inbox}.*".lower()
-            for subscription in self._subscriptions:
-                if subscription.subject.lower() == subject:
-                    subscription.denied = NotPermitted(action, subscription.subject, self.identity)
+            self._not_subscribed(subject)
             return
         for exchange in list(self._exchanges.values()):
             if exchange.subject.lower() == subject:
@@ -360,10 +361,19 @@ class Bus:
         for callback in list(self._on_denied.get(subject, ())):
             callback(NotPermitted(action, subject, self.identity))
 
+    def _not_subscribed(self, subject: str) -> None:
+        if subject == f"{self._inbox}.*".lower():  # no answer will ever come
+            self._inbox_denied = True
+            for exchange in list(self._exchanges.values()):
+                exchange.fail(NotPermitted("subscription", f"{self._inbox}.*", self.identity))
+        for subscription in self._subscriptions:
+            if subscription.subject.lower() == subject:
+                subscription.denied = NotPermitted("subscription", subscription.subject, self.identity)
+
     def _not_connected(self, error: Exception) -> BusError:
         cause = self._last_problem or error
         words = str(cause).removeprefix("nats: ").strip("'")
-        if isinstance(cause, nats_errors.AuthorizationError) or "authorization" in words.lower():
+        if _is_denial(cause):
             return BusDenied(words)
         if isinstance(error, TimeoutError) and self._last_problem is None:
             words = f"no answer within {self.settings.connect_timeout_s:g} s"
@@ -390,9 +400,14 @@ async def open_bus(settings: BusSettings) -> AsyncIterator[Bus]:
     bus = Bus(settings)
     await bus._open()
     try:
+        bus.api = await find_api(bus)
         yield bus
     finally:
         await bus._close()
+
+
+def _is_denial(problem: Exception | None) -> bool:
+    return isinstance(problem, nats_errors.AuthorizationError) or "authorization" in str(problem).lower()
 
 
 def _always(_: Msg) -> bool:

@@ -6,6 +6,7 @@ server's own words, because a timeout in its place would send the reader to look
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from nexofork.errors import BusError
@@ -112,8 +113,7 @@ class NoResponders(BusError):
         self.subject = subject
         super().__init__(
             f"Nobody answers on {subject!r}: the stream or consumer does not exist, has no leader at the moment, "
-            "or this account does not import it. The server needs JetStream with the domain 'fork' "
-            "(`nexofork serve` has it).",
+            "or this account does not import it. The server needs JetStream (`nexofork serve` has it).",
             retryable=True,
         )
 
@@ -135,6 +135,12 @@ class JetStreamRefused(BusError):
 
 class WrongTip(JetStreamRefused):
     """A compare-and-set lost: the subject has moved on, or another write is on its way."""
+
+    @property
+    def last_seq(self) -> int | None:
+        """Where the subject stands now, if the server said so; it does not while another write is on its way."""
+        found = re.search(r"wrong last sequence: (\d+)", self.description)
+        return int(found[1]) if found else None
 
 
 class AlreadyStored(JetStreamRefused):
@@ -167,6 +173,7 @@ class RunAborted(BusError):
     def __init__(self, event: AbortEvent, seq: int) -> None:
         self.event = event
         self.seq = seq
+        """Where the log ended when this was found: the place to put the final report behind."""
         by = f" by {event.by}" if event.by else ""
         super().__init__(f"The run was aborted{by}: {event.note or 'no reason given'}.", retryable=False)
 

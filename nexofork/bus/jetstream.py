@@ -1,6 +1,8 @@
 """Talk to JetStream by its own subjects: call its API, store a message, read its refusals.
 
-Every role reaches the API under the domain ``fork``, with and without accounts, so that code is the same for all.
+Every role reaches the API under the domain ``fork``, with and without accounts, so that code is the same for all. A
+plain server without that domain, and an admin in the account that owns JetStream, are reached under ``$JS.API``; which
+one it is shows when the connection is opened.
 """
 
 from __future__ import annotations
@@ -8,20 +10,27 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nexofork.bus.failures import AlreadyStored, JetStreamRefused, StoreFull, WrongTip
+from nexofork.bus.failures import (
+    AlreadyStored,
+    JetStreamRefused,
+    NoResponders,
+    NotPermitted,
+    StoreFull,
+    WrongTip,
+)
 from nexofork.errors import BusError
-from nexofork.wire.streams import DOMAIN
+from nexofork.wire.streams import DOMAIN, log_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nexofork.bus.connection import Bus, Msg
 
-__all__ = ["ADMIN_API", "API", "call", "expect_last", "store"]
+__all__ = ["API", "PLAIN_API", "call", "expect_last", "find_api", "store"]
 
 API = f"$JS.{DOMAIN}.API"
-ADMIN_API = "$JS.API"
-"""What an admin uses who logs in to the account that owns JetStream."""
+PLAIN_API = "$JS.API"
+"""For a server without the domain, and for an admin who logs in to the account that owns JetStream."""
 
 _WRONG_LAST = 10071
 _IN_FLIGHT = 10164  # on a replicated stream: a write under the same filter is not decided yet
@@ -29,20 +38,37 @@ _STORE_FAILED = 10077
 _NO_RESOURCES = (10023, 10028, 10047)
 
 
-async def call(bus: Bus, subject: str, payload: Mapping[str, Any] | None = None, *, api: str = API) -> dict[str, Any]:
+async def find_api(bus: Bus) -> str:
+    """Return the prefix this connection reaches JetStream under; the domain's where that cannot be told yet."""
+    probe = f"STREAM.INFO.{log_stream()}"
+    try:
+        await bus.request(f"{API}.{probe}", b"")
+    except NotPermitted:
+        return PLAIN_API
+    except NoResponders:
+        try:
+            await bus.request(f"{PLAIN_API}.{probe}", b"")
+        except BusError:
+            return API
+        return PLAIN_API
+    except BusError:
+        return API
+    return API
+
+
+async def call(bus: Bus, subject: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Call the JetStream API and return its answer.
 
     Args:
         bus: The connection.
         subject: Without the prefix, as ``STREAM.INFO.FORK``.
         payload: The request, as JSON.
-        api: The prefix.
 
     Raises:
         JetStreamRefused: The answer is an error.
         BusError: There was no answer.
     """
-    full = f"{api}.{subject}"
+    full = f"{bus.api}.{subject}"
     return _answer(full, await bus.request(full, b"" if payload is None else json.dumps(payload).encode()))
 
 

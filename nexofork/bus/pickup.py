@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from nexofork.bus.failures import JetStreamRefused
-from nexofork.bus.jetstream import API, call
+from nexofork.bus.jetstream import call
 from nexofork.errors import BadMessage, BusError
 from nexofork.wire.streams import CONSUMER, log_stream
 from nexofork.wire.subjects import DEFAULT_POOL, check_token, run_of
@@ -108,7 +108,7 @@ class Pickup:
     ) -> None:
         self._bus = bus
         self._stream = log_stream(pool)
-        self._next = f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}"
+        self._next = f"{bus.api}.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}"
         self._ack_prefix = f"$JS.ACK.{self._stream}.{CONSUMER}."
         self._free_slots = free_slots
         self._deliver = deliver
@@ -126,7 +126,7 @@ class Pickup:
         self._problem: BusError | None = None
         self._unwanted: list[Delivery] = []
         self._unusable: list[Delivery] = []
-        self._stopping = False
+        self._stop = asyncio.Event()
 
     def wake(self) -> None:
         """Look at the free slots again."""
@@ -138,6 +138,7 @@ class Pickup:
         Raises:
             BusError: The consumer does not exist any more, or this role may not pull from it.
         """
+        self._stop = stop
         subscription = await self._bus.subscribe(f"{self._inbox}.*", self._take)
         removers = (self._bus.on_reconnect(self._forget), self._bus.on_denied(self._next, self._fail))
         try:
@@ -146,7 +147,8 @@ class Pickup:
                 await self._serve(stop)
                 notice.cancel()
         finally:
-            self._stopping = True
+            self._stop = asyncio.Event()
+            self._stop.set()  # whatever ended the loop, what still comes goes back
             for remove in removers:
                 remove()
             await subscription.drain()
@@ -213,7 +215,7 @@ class Pickup:
             self._unusable.append(delivery)
         else:
             # A pull that was given up after silence may still bring something: more than there is room for.
-            if self._stopping or self._free_slots() <= 0:
+            if self._stop.is_set() or self._free_slots() <= 0:
                 self._unwanted.append(delivery)
             else:
                 self._deliver(delivery)

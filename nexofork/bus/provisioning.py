@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.failures import JetStreamRefused, NoResponders, NotPermitted, StoreFull
-from nexofork.bus.jetstream import ADMIN_API, API, call
+from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
 from nexofork.wire.streams import CONSUMER, consumer_settings, log_stream, stream_settings
 from nexofork.wire.subjects import DEFAULT_POOL
@@ -72,32 +72,20 @@ async def provision(
         pool: Whose log, inbox and consumer.
         lease_s: How long a request may stay unrenewed; None leaves an existing consumer as it is.
         replicas: None means 3 on a cluster that has them, else 1; an existing stream keeps its number.
-        max_bytes: The log's limit; None means 1 GiB for a new stream and leaves an existing one.
+        max_bytes: The log's limit; None means 640 MiB for a new stream and leaves an existing one.
 
     Raises:
         BusError: Something is missing or wrong and this role may not change it; the message names the admin command.
     """
-    work = _Provisioner(bus, api=await _api_prefix(bus, pool), replicas=replicas, max_bytes=max_bytes)
+    work = _Provisioner(bus, replicas=replicas, max_bytes=max_bytes)
     for wanted in stream_settings(pool, **({} if max_bytes is None else {"max_bytes": max_bytes})):
         await work.stream(wanted)
     return Provisioned(lease_s=await work.consumer(pool, lease_s))
 
 
-async def _api_prefix(bus: Bus, pool: str) -> str:
-    """Return the prefix this role reaches JetStream under."""
-    try:
-        await _patiently(bus, f"STREAM.INFO.{log_stream(pool)}", None, API)
-    except NotPermitted:
-        return ADMIN_API
-    except JetStreamRefused:
-        pass  # it answers, which is all that is asked
-    return API
-
-
 class _Provisioner:
-    def __init__(self, bus: Bus, *, api: str, replicas: int | None, max_bytes: int | None) -> None:
+    def __init__(self, bus: Bus, *, replicas: int | None, max_bytes: int | None) -> None:
         self._bus = bus
-        self._api = api
         self._given = {"num_replicas": replicas, "max_bytes": max_bytes}
         self._replicas = replicas or _REPLICAS
         self._fixed_replicas = replicas is not None
@@ -170,7 +158,7 @@ class _Provisioner:
 
     async def _info(self, subject: str, missing: int) -> Mapping[str, Any] | None:
         try:
-            config: Mapping[str, Any] = (await _patiently(self._bus, subject, None, self._api))["config"]
+            config: Mapping[str, Any] = (await _patiently(self._bus, subject, None))["config"]
         except JetStreamRefused as refused:
             if refused.err_code == missing:
                 return None
@@ -179,7 +167,7 @@ class _Provisioner:
 
     async def _do(self, subject: str, payload: Mapping[str, Any], lacks: str) -> Mapping[str, Any]:
         try:
-            config: Mapping[str, Any] = (await _patiently(self._bus, subject, payload, self._api))["config"]
+            config: Mapping[str, Any] = (await _patiently(self._bus, subject, payload))["config"]
         except (NotPermitted, NoResponders) as exc:
             raise BusError(
                 f"The {lacks}, and this role may not change it. Let an admin run "
@@ -195,13 +183,13 @@ class _Provisioner:
         return config
 
 
-async def _patiently(bus: Bus, subject: str, payload: Mapping[str, Any] | None, api: str) -> dict[str, Any]:
+async def _patiently(bus: Bus, subject: str, payload: Mapping[str, Any] | None) -> dict[str, Any]:
     """Call the API, again while the server says that it is not ready yet (a cluster that elects a leader)."""
     loop = asyncio.get_running_loop()
     give_up = loop.time() + _DEADLINE_S
     while True:
         try:
-            return await call(bus, subject, payload, api=api)
+            return await call(bus, subject, payload)
         except (NoResponders, StoreFull):
             raise
         except BusError as exc:

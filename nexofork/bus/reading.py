@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nexofork.bus.failures import JetStreamRefused, NoResponders
-from nexofork.bus.jetstream import API, call
+from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ async def last_direct(bus: Bus, stream: str, subject: str) -> Stored | None:
     Raises:
         BusError: It cannot be read.
     """
-    reply = await bus.request(f"{API}.DIRECT.GET.{stream}.{subject}", b"")
+    reply = await bus.request(f"{bus.api}.DIRECT.GET.{stream}.{subject}", b"")
     return _stored(reply) if _is_data(reply) else None
 
 
@@ -122,7 +122,7 @@ async def _from_leader(bus: Bus, stream: str, query: Mapping[str, Any]) -> Store
 
 async def _page(bus: Bus, stream: str, query: Mapping[str, Any]) -> tuple[list[Stored], Msg]:
     """Return one batch of messages and the server's closing word."""
-    subject = f"{API}.DIRECT.GET.{stream}"
+    subject = f"{bus.api}.DIRECT.GET.{stream}"
     for left in reversed(range(_TRIES)):
         try:
             *messages, end = await bus.collect(subject, json.dumps(query).encode(), is_last=_is_end)

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["AbortOutcome", "Entry", "RunAborted", "RunExists", "RunLog", "StoreFull"]
 
 _REFUSE_AT = 0.8
-_ABORT_TRIES = 8
+_PATIENCE = 8
+_PLAIN_AFTER = 0.5  # of the deadline
 _DEADLINE_S = 30.0
+_ABORTED = "aborted"
 
 T = TypeVar("T")
 
@@ -130,30 +132,35 @@ class RunLog:
     async def abort(self, event: AbortEvent) -> AbortOutcome:
         """End the run; a no-op where it is over, was aborted, or was never asked for.
 
-        The compare-and-set makes sure that no report follows that did not know of the abort. Where writers keep
-        winning, or the log is full, the abort goes in all the same.
+        The compare-and-set makes sure that no report follows that did not know of the abort: on a replicated stream a
+        report that is on its way can pass a plain abort, and the reports after it would never notice. Only where
+        writers win for half of the deadline the abort goes in plainly; where the log is full, by the inbox.
 
         Raises:
             BusError: NATS did not confirm it before the deadline.
         """
-        data, tries = encode(event), _Tries(self._deadline_s)
-        for attempt in range(1, 1000):
-            last_event = await tries.read(lambda: last_of(self._bus, self.stream, self._events))
-            last_report = await tries.read(lambda: last_of(self._bus, self.stream, self._reports))
-            if settled := self._settled(event, last_event, last_report):
-                return settled
-            tip = max(stored.seq for stored in (last_event, last_report) if stored is not None)
+        data, tries, tried = encode(event), _Tries(self._deadline_s), 0
+        tip: int | None = None
+        while True:
+            if tip is None or tried % _PATIENCE == 0:
+                standing = await tries.read(lambda: self._standing(event))
+                if isinstance(standing, AbortOutcome):
+                    return standing
+                tip = standing
+            tried += 1
             try:
-                plain = attempt > _ABORT_TRIES
-                return AbortOutcome(how="logged", seq=await self._put(self._events, data, None if plain else tip))
+                seq = await self._put(self._events, data, None if tries.spent > _PLAIN_AFTER else tip)
+                return await self._aborted(seq, tip)
             except WrongTip as exc:
+                # At once, and without reading first: a busy writer is as near to the server as we are.
+                tip = exc.last_seq
                 tries.note(exc)
             except (StoreFull, AlreadyStored):
                 return await self._abort_by_inbox(event)
             except BusError as exc:
                 tries.check(exc)
-            await tries.pause()
-        raise AssertionError("unreachable: the deadline ends the loop")
+                tip = None
+                await tries.pause()
 
     async def entries(self, *, start_seq: int = 1) -> list[Entry]:
         """Return the log from a sequence on, complete up to this moment; what cannot be read says so in its place.
@@ -211,7 +218,7 @@ class RunLog:
         Returns:
             Whether our own message is there, and its sequence; else where the log ends without anything that counts.
         """
-        aborted: RunAborted | None = None
+        aborted: AbortEvent | None = None
         while (stored := await first_of(self._bus, self.stream, self._filter, start_seq=after + 1)) is not None:
             after, message = stored.seq, _entry(stored).message
             if isinstance(message, BadMessage):
@@ -219,19 +226,20 @@ class RunLog:
             if message.id == report.id:
                 return True, after
             if isinstance(message, AbortEvent):
-                aborted = aborted or RunAborted(message, after)
+                aborted = aborted or message
             elif isinstance(message, Final):
-                raise aborted or RunLost(self.run_id, f"it ended as {message.status} at {after}")
+                raise RunLost(self.run_id, f"it ended as {message.status} at {after}")
             elif not isinstance(message, Requested) and message.epoch >= report.epoch:
-                raise aborted or RunLost(self.run_id, f"epoch {message.epoch} wrote at {after}, ours is {report.epoch}")
-        if aborted is not None:
-            raise aborted
+                raise RunLost(self.run_id, f"epoch {message.epoch} wrote at {after}, ours is {report.epoch}")
+        # "It ended as aborted" is the answer to an abort, so no abort stops it.
+        if aborted is not None and not (isinstance(report, Final) and report.status == _ABORTED):
+            raise RunAborted(aborted, after)
         return False, after
 
     async def _check_kept(self, after: int, tries: _Tries) -> None:
         """Refused with nothing behind: a write under way, or a log that is not the one we wrote to."""
         tip = await tries.read(lambda: last_of(self._bus, self.stream, self._filter))
-        if after and (tip is None or tip.seq < after) and tries.count > _ABORT_TRIES:
+        if after and (tip is None or tip.seq < after) and tries.count > _PATIENCE:
             raise RunLost(self.run_id, f"the log no longer holds sequence {after}")
 
     def _requested(self, first: Stored, event: Requested) -> int:
@@ -242,15 +250,30 @@ class RunLog:
             raise RunAborted(message, first.seq)
         raise RunExists(self.run_id)
 
-    def _settled(self, event: AbortEvent, last_event: Stored | None, last_report: Stored | None) -> AbortOutcome | None:
+    async def _standing(self, event: AbortEvent) -> AbortOutcome | int:
+        """Return why there is nothing to abort, or where the log ends."""
+        last_report = await last_of(self._bus, self.stream, self._reports)
+        last_event = await last_of(self._bus, self.stream, self._events)
         if last_report is not None and isinstance(_entry(last_report).message, Final):
             return AbortOutcome(how="ended", seq=last_report.seq)
+        reported = last_report.seq if last_report is not None else 0
         if last_event is None:
-            return AbortOutcome(how="unknown") if last_report is None else None
+            return reported or AbortOutcome(how="unknown")
         message = _entry(last_event).message
-        if isinstance(message, AbortEvent):
+        # A report behind an abort passed it on its way, and its writer does not know: it takes another abort.
+        if isinstance(message, AbortEvent) and last_event.seq > reported:
             return AbortOutcome(how="logged" if message.id == event.id else "already", seq=last_event.seq)
-        return None
+        return max(last_event.seq, reported)
+
+    async def _aborted(self, seq: int, tip: int) -> AbortOutcome:
+        """Return what an abort that went in means: nothing, if the report before it was the final one."""
+        try:
+            before = await first_of(self._bus, self.stream, self._filter, start_seq=tip)
+        except BusError:  # it is in, which is what was asked for
+            before = None
+        if before is not None and before.seq < seq and isinstance(_entry(before).message, Final):
+            return AbortOutcome(how="ended", seq=before.seq)
+        return AbortOutcome(how="logged", seq=seq)
 
     async def _abort_by_inbox(self, event: AbortEvent) -> AbortOutcome:
         answer = Answer(id=event.id, at=event.at, kind="abort", text=event.note, data={"by": event.by})
@@ -266,9 +289,15 @@ class _Tries:
 
     def __init__(self, deadline_s: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._give_up = self._loop.time() + deadline_s
+        self._began = self._loop.time()
+        self._deadline_s = deadline_s
         self._last: BusError | None = None
         self.count = 0
+
+    @property
+    def spent(self) -> float:
+        """The share of the time that is gone."""
+        return (self._loop.time() - self._began) / self._deadline_s
 
     def note(self, error: BusError) -> None:
         self._last = error
@@ -303,7 +332,7 @@ class _Tries:
             BusError: The deadline has passed; it is the last failure.
         """
         self.count += 1
-        if self._loop.time() >= self._give_up:
+        if self.spent >= 1:
             assert self._last is not None, "a pause follows a failure"
             raise self._last
         await asyncio.sleep(min(0.002 * 2**self.count, 0.25))

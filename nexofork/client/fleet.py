@@ -27,7 +27,7 @@ from nexofork.wire.messages import Answer, encode
 from nexofork.wire.subjects import DEFAULT_POOL, check_token, inbox, parent_alive
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -91,7 +91,7 @@ class _Own:
     run: RemoteRun
     group: str | None = None
     detached: bool = False
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[BusError | None]] = field(default_factory=set)
 
 
 class NatsForkSubagent:
@@ -294,8 +294,8 @@ class NatsForkSubagent:
         self._runs.add(own)
         return own
 
-    def _beside(self, own: _Own, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something for a run; what it meets does not reach the others."""
+    def _beside(self, own: _Own, work: Coroutine[Any, Any, None]) -> asyncio.Task[BusError | None]:
+        """Run something for a run; what it meets does not reach the others, and is the task's result."""
         if self._tasks is None:
             work.close()
             raise ForkRefused("The connection to the fleet was closed; open one with `connect` and attach by run id.")
@@ -305,11 +305,13 @@ class NatsForkSubagent:
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
         return task
 
-    async def _guarded(self, own: _Own, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, own: _Own, work: Coroutine[Any, Any, None]) -> BusError | None:
         try:
             await work
         except BusError as exc:
             log.warning("run %s: %s", own.run.record.run_id, exc)
+            return exc
+        return None
 
     async def _follow(self, own: _Own, *, after: int, known: bool) -> None:
         try:
@@ -353,12 +355,15 @@ class NatsForkSubagent:
         run.record.add(ForkEnded(result=result))
 
     async def _answer(self, run: RemoteRun, asked: Asked) -> None:
-        """Give a daemon the content it could not get; not knowing it is left to the daemon's deadline."""
-        payload = await self._shipping.again(asked.payload)
-        if payload is None:
-            return
-        answer = Answer(kind="answer", at=time.time(), data={"payload": payload.model_dump(exclude_none=True)})
-        await self._bus.request(inbox(run.record.run_id, asked.ask_id, self._settings.pool), encode(answer))
+        """Give a daemon the content it could not get; not having it is left to the daemon's deadline."""
+        try:
+            payload = await self._shipping.again(asked.payload)
+            if payload is None:
+                return
+            answer = Answer(kind="answer", at=time.time(), data={"payload": payload.model_dump(exclude_none=True)})
+            await self._bus.request(inbox(run.record.run_id, asked.ask_id, self._settings.pool), encode(answer))
+        except BusError as exc:
+            log.warning("run %s: what it asked for was not given: %s", run.record.run_id, exc)
 
     async def _beat(self) -> None:
         subject = parent_alive(self._parent_id, self._settings.pool)
@@ -382,11 +387,11 @@ class _Control:
 
     def abort(self, note: str) -> Awaitable[None]:
         """Put an abort on the run's log; awaited, it is there."""
-        return self._owner._beside(self._own, self._own.run.abort(note))
+        return _UnderWay(self._owner._beside(self._own, self._own.run.abort(note)))
 
     def message(self, text: str) -> Awaitable[None]:
         """Put a message into the run's inbox; awaited, it is there."""
-        return self._owner._beside(self._own, self._own.run.message(text))
+        return _UnderWay(self._owner._beside(self._own, self._own.run.message(text)))
 
     def background(self) -> int:
         """Let go of the wait."""
@@ -400,6 +405,18 @@ class _Control:
         """Abort, so that nobody pays for a result nobody wants."""
         if self._owner._tasks is not None:
             self._owner._beside(self._own, self._own.run.abort("its handle was dropped unused"))
+
+
+class _UnderWay:
+    """Something that was begun; awaiting it raises what it met, and not awaiting it does no harm."""
+
+    def __init__(self, task: asyncio.Task[BusError | None]) -> None:
+        self._task = task
+
+    def __await__(self) -> Generator[Any, None, None]:
+        problem = yield from asyncio.shield(self._task)
+        if problem is not None:
+            raise problem
 
 
 async def _abort_with(token: AbortToken, run: RemoteRun) -> None:

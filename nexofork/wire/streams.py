@@ -53,13 +53,14 @@ def inbox_stream(pool: str = DEFAULT_POOL) -> str:
     return f"{log_stream(pool)}_INBOX"
 
 
-def stream_settings(pool: str = DEFAULT_POOL, *, replicas: int = 1, max_bytes: int = 1 << 30) -> list[dict[str, Any]]:
+def stream_settings(pool: str = DEFAULT_POOL, *, replicas: int = 1, max_bytes: int = 640 << 20) -> list[dict[str, Any]]:
     """Return the settings of every stream, in the server's own JSON form.
 
     Args:
         pool: Whose log and inbox.
         replicas: 1 on one server, 3 on a cluster.
-        max_bytes: The log's limit; new requests are refused at 80% of it, so that aborts and finals still fit.
+        max_bytes: The log's limit; new requests are refused at 80% of it, so that aborts and finals still fit. With the
+            default, all streams at three replicas fit the accounts' limit of 8 GB.
     """
     check_token(pool, "pool")
     streams = [_log(pool, max_bytes), _inbox(pool, max_bytes), _blobs(max_bytes), *_LATEST_VALUES, _LEDGER]

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nexofork.bus.failures import NoResponders, NotPermitted
+from nexofork.bus.jetstream import call
+from nexofork.bus.provisioning import provision
+from nexofork.errors import BusError
+from nexofork.wire.streams import consumer_settings, stream_settings
+from tests.support.nats import SMALL, AccountsServer, ServerProcess, connected, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nexofork.bus.connection import Bus
+    from nexofork.bus.embedded import EmbeddedServer
+
+
+async def config_of(bus: Bus, stream: str) -> dict[str, Any]:
+    """A stream's settings as the server has them."""
+    config: dict[str, Any] = (await call(bus, f"STREAM.INFO.{stream}"))["config"]
+    return config
+
+
+async def test_every_stream_and_the_consumer_exist_as_designed(bus: Bus) -> None:
+    """The server reports each setting that was asked for."""
+    for wanted in stream_settings(max_bytes=SMALL):
+        config = await config_of(bus, wanted["name"])
+        assert {key: config.get(key, False) for key in wanted} == wanted
+    consumer = (await call(bus, "CONSUMER.INFO.FORK.pickup"))["config"]
+    wanted = consumer_settings()
+    assert {key: consumer[key] for key in wanted} == wanted
+
+
+async def test_provisioning_again_changes_nothing(bus: Bus, pool: str) -> None:
+    """A second run, and twenty at the same time, leave stream and consumer as they are."""
+    await provision(bus, pool=pool, max_bytes=SMALL)
+    before = await call(bus, f"CONSUMER.INFO.FORK_POOL_{pool}.pickup")
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(provision(bus, pool=pool))
+
+    assert (await call(bus, f"CONSUMER.INFO.FORK_POOL_{pool}.pickup"))["created"] == before["created"]
+    assert (await config_of(bus, f"FORK_POOL_{pool}"))["max_bytes"] == SMALL
+
+
+async def test_many_at_once_create_one_set(bus: Bus, pool: str) -> None:
+    """The first start of many processes is no race."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(10):
+            tasks.create_task(provision(bus, pool=pool, max_bytes=SMALL))
+
+    assert (await config_of(bus, f"FORK_POOL_{pool}"))["subjects"] == [
+        f"agent.{pool}.*.events",
+        f"agent.{pool}.*.reports",
+    ]
+
+
+async def test_a_lease_is_changed_when_asked_for_and_kept_otherwise(bus: Bus, pool: str) -> None:
+    """`lease_s` sets the consumer's ack_wait; None leaves it."""
+    first = await provision(bus, pool=pool, lease_s=2.0, max_bytes=SMALL)
+    kept = await provision(bus, pool=pool, lease_s=None)
+    changed = await provision(bus, pool=pool, lease_s=3.0)
+
+    assert (first.lease_s, kept.lease_s, changed.lease_s) == (2.0, 2.0, 3.0)
+    consumer = (await call(bus, f"CONSUMER.INFO.FORK_POOL_{pool}.pickup"))["config"]
+    assert consumer["ack_wait"] == 3 * 10**9
+
+
+async def test_a_needed_setting_is_restored_and_an_admins_limit_is_not(bus: Bus, pool: str) -> None:
+    """What the design needs comes back; how much may be stored is the admin's."""
+    name = f"FORK_POOL_{pool}"
+    await provision(bus, pool=pool, max_bytes=SMALL)
+    wrong = {**await config_of(bus, name), "discard": "old", "discard_new_per_subject": False, "max_bytes": 2 * SMALL}
+    await call(bus, f"STREAM.UPDATE.{name}", wrong)
+
+    await provision(bus, pool=pool)
+
+    config = await config_of(bus, name)
+    assert (config["discard"], config["discard_new_per_subject"], config["max_bytes"]) == ("new", True, 2 * SMALL)
+
+
+async def test_a_setting_that_cannot_be_changed_is_said(bus: Bus, pool: str) -> None:
+    """A stream that somebody made otherwise is refused by the server's own reason."""
+    wanted = stream_settings(pool, max_bytes=SMALL)[0]
+    await call(bus, f"STREAM.CREATE.{wanted['name']}", {**wanted, "retention": "workqueue"})
+
+    with pytest.raises(BusError, match="retention"):
+        await provision(bus, pool=pool)
+
+
+async def test_more_than_the_server_has_is_said(bus: Bus, pool: str) -> None:
+    """A limit beyond the disk is refused with what to do."""
+    with pytest.raises(BusError, match=r"no room.*max_bytes"):
+        await provision(bus, pool=pool, max_bytes=1 << 50)
+
+
+async def test_a_server_without_jetstream_is_said(tmp_path: Path) -> None:
+    """Core NATS alone is not what we need, and the error says what is."""
+    plain = 'host: 127.0.0.1\nport: -1\nhttp: "127.0.0.1:-1"\n'
+    with running(ServerProcess(plain, folder=tmp_path)) as server:
+        async with connected(server.url) as bus:
+            with pytest.raises(NoResponders, match="needs JetStream"):
+                await provision(bus)
+
+
+@pytest.mark.parametrize("role", ["parent", "daemon", "observer"])
+async def test_a_role_that_may_not_create_checks_what_is_there(accounts_server: AccountsServer, role: str) -> None:
+    """With the admin's streams in place it is content, whatever lease it would have liked."""
+    async with connected(accounts_server.url, seed=accounts_server.seeds[role]) as bus:
+        provisioned = await provision(bus, lease_s=4.0)
+
+    assert provisioned.lease_s == 15.0
+
+
+@pytest.mark.parametrize("role", ["parent", "daemon"])
+async def test_a_role_that_may_not_create_names_the_admin_command(
+    accounts_server: AccountsServer, role: str, pool: str
+) -> None:
+    """What is missing is named, and who can make it."""
+    async with connected(accounts_server.url, seed=accounts_server.seeds[role]) as bus:
+        with pytest.raises(BusError, match=rf"FORK_POOL_{pool} does not exist.*nexofork provision") as caught:
+            await provision(bus, pool=pool)
+
+    assert isinstance(caught.value.__cause__, NotPermitted)
+
+
+async def test_the_admin_changes_what_exists(accounts_server: AccountsServer, nats_server: EmbeddedServer) -> None:
+    """Under its own prefix the admin provisions again and again."""
+    async with connected(accounts_server.url, seed=accounts_server.seeds["admin"]) as admin:
+        assert (await provision(admin, lease_s=14.0)).lease_s == 14.0
+        assert (await provision(admin, lease_s=15.0)).lease_s == 15.0
