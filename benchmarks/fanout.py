@@ -48,7 +48,7 @@ REPLY = [{"type": "tool_use", "id": "toolu_1", "name": "Agent", "input": {"promp
 
 
 @contextmanager
-def daemons(nats_url: str, api_url: str, *, count: int = DAEMONS, slots: int = CHILDREN) -> Iterator[list[int]]:
+def daemons(nats_url: str, api_url: str, *, count: int = DAEMONS, slots: int = 100) -> Iterator[list[int]]:
     """Run daemon processes; yields their pids."""
     environment = {**os.environ, "ANTHROPIC_API_KEY": "bench", "ANTHROPIC_BASE_URL": api_url}
     with ExitStack() as stack:
