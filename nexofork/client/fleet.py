@@ -20,7 +20,7 @@ from nexofork.client.shipping import Shipping
 from nexofork.client.waiting import Foreground
 from nexofork.engine.dispatch import AGENT_TOOL
 from nexofork.engine.events import ForkEnded, ForkStarted
-from nexofork.engine.params import DelegateMode, prepare
+from nexofork.engine.params import DelegateMode, ForkParams, prepare
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BusError, ForkRefused
 from nexofork.wire.messages import Answer, encode
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.engine.abort import AbortToken
-    from nexofork.engine.params import ForkParams
     from nexofork.wire.messages import Asked
 
 __all__ = ["FleetSettings", "NatsForkSubagent", "connect"]
@@ -165,18 +164,32 @@ class NatsForkSubagent:
         return await self._fork_all([params.with_directive(directive) for directive in directives], group)
 
     async def fork_tool_uses(
-        self, params: ForkParams, snapshot: CacheSafeParams, reply: Reply, *, group: str | None = None
+        self,
+        snapshot: CacheSafeParams,
+        reply: Reply | None = None,
+        *,
+        params: ForkParams | None = None,
+        group: str | None = None,
     ) -> list[ForkHandle]:
         """Start one fork for every Agent call of a reply that names no ``subagent_type``.
+
+        Args:
+            snapshot: The parent's request.
+            reply: The reply with the calls; None takes the snapshot's own.
+            params: Everything else about the forks; its snapshot and directive are replaced.
+            group: Names the children together.
 
         Raises:
             ForkRefused: The reply has no such call, or `fork` refuses one.
             BusError: As `fork_each` does.
         """
-        calls = [use for use in reply.tool_uses if use.name == AGENT_TOOL and not use.input.get("subagent_type")]
+        reply = reply or snapshot.reply
+        uses = reply.tool_uses if reply else ()
+        calls = [use for use in uses if use.name == AGENT_TOOL and not use.input.get("subagent_type")]
         if not calls:
             raise ForkRefused(f"The reply has no {AGENT_TOOL} call without subagent_type: there is nothing to fork.")
-        template = replace(params, cache_safe=replace(snapshot, reply=reply))
+        template = params or ForkParams(cache_safe=snapshot, prompt_messages="")
+        template = replace(template, cache_safe=replace(snapshot, reply=reply))
         each = [
             replace(template.with_directive(str(call.input.get("prompt", ""))), tool_use_id=call.id) for call in calls
         ]
