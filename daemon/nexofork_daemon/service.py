@@ -89,6 +89,7 @@ class _Service:
         self._hurry = hurry
         self._active: dict[int, Execution] = {}
         """By the sequence of the request: somebody may have asked for a run twice."""
+        self._working: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._changed = asyncio.Event()
         self._board = PresenceBoard(host.bus)
@@ -109,7 +110,8 @@ class _Service:
             self._changed.set()  # that it drains is said at once
             await self._drain()
             announcing.cancel()
-        await self._say(draining=True)
+        if self._host.bus.connected:
+            await self._say(draining=True)
         if problem is not None:
             raise problem
 
@@ -126,7 +128,9 @@ class _Service:
         self._active[delivery.seq] = execution
         self._idle.clear()
         self._changed.set()
-        self._runs.create_task(self._execute(execution), name=f"run-{delivery.run_id}")
+        task = self._runs.create_task(self._execute(execution), name=f"run-{delivery.run_id}")
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
 
     async def _execute(self, execution: Execution) -> None:
         try:
@@ -148,6 +152,8 @@ class _Service:
         for execution in self._active.values():
             execution.token.abort(AbortReason.SHUTDOWN, "the daemon is shutting down")
         await self._until_idle(_HAND_OVER_S, unless=asyncio.Event())
+        for task in self._working:
+            task.cancel()  # NATS does not answer; the leases run out by themselves
 
     async def _until_idle(self, limit_s: float, *, unless: asyncio.Event) -> None:
         if not self._active:

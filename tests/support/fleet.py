@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import os
 import secrets
 import signal
-import subprocess
-import sys
-import threading
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +22,11 @@ from nexofork.wire import messages as wire
 from tests.support.conversation import KEY
 from tests.support.nats import SMALL, ServerProcess, connected
 from tests.support.parents import Parent, body_of
+from tests.support.processes import Nursery, Process, nursery
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from nexofork import CacheSafeParams
     from nexofork.bus.connection import Bus
@@ -54,142 +50,6 @@ __all__ = [
     "open_fleet",
     "restartable",
 ]
-
-_ROOT = Path(__file__).resolve().parents[2]
-_START_S = 60.0
-
-
-class Process:
-    """A process of the fleet."""
-
-    def __init__(self, nursery: Nursery, pid: int, name: str, log: Path) -> None:
-        self.pid = pid
-        self.name = name
-        self._nursery = nursery
-        self._log = log
-
-    @property
-    def log(self) -> str:
-        """What it logged so far."""
-        return self._log.read_text() if self._log.exists() else ""
-
-    @property
-    def said(self) -> list[dict[str, Any]]:
-        """What it said so far."""
-        return self._nursery.said.get(self.pid, [])
-
-    @property
-    def exit_code(self) -> int | None:
-        """How it ended; None while it lives."""
-        return self._nursery.ended.get(self.pid)
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it is still there."""
-        if self.exit_code is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    async def until_said(self, what: str) -> dict[str, Any]:
-        """Return what it said under this name, once it has; fails with its log when it ends instead."""
-
-        def found() -> bool:
-            assert self.exit_code is None or self._fact(what), f"{self.name} ended with {self.exit_code}:\n{self.log}"
-            return self._fact(what) is not None
-
-        await eventually(found)
-        fact = self._fact(what)
-        assert fact is not None
-        return fact
-
-    async def gone(self) -> int:
-        """Return how it ended, once it has."""
-        await eventually(lambda: self.exit_code is not None)
-        assert self.exit_code is not None
-        return self.exit_code
-
-    async def kill(self) -> None:
-        """End it as a crash would."""
-        self.signal(signal.SIGKILL)
-        await self.gone()
-
-    def _fact(self, what: str) -> dict[str, Any] | None:
-        return next((fact for fact in self.said if fact["said"] == what), None)
-
-
-class Nursery:
-    """Forks processes from one that has everything imported; see `tests.support.nursery`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.said: dict[int, list[dict[str, Any]]] = {}
-        self.ended: dict[int, int] = {}
-        self._folder = folder
-        self._orders = itertools.count()
-        self._forked: dict[int, int] = {}
-        self._open = threading.Event()
-        self._errors = (folder / "nursery.log").open("wb")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.nursery"],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def wait_open(self) -> None:
-        """Return when it can fork."""
-        opened = self._open.wait(_START_S)
-        assert opened
-        assert self._process.poll() is None, (self._folder / "nursery.log").read_text()
-
-    async def start(self, role: str, name: str, spec: dict[str, Any]) -> Process:
-        """Fork a process; it is under way, and may not have said anything yet."""
-        order = next(self._orders)
-        log = self._folder / f"{order}-{name}.log"
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**spec, "role": role, "order": order, "log": str(log)}).encode() + b"\n")
-        self._process.stdin.flush()
-        await eventually(lambda: order in self._forked or self._process.poll() is not None)
-        return Process(self, self._forked[order], name, log)
-
-    def close(self) -> None:
-        """End it and everything it forked."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            fact = json.loads(line)
-            if "ended" in fact:
-                self.ended[fact["ended"]] = fact["code"]
-            elif "forked" in fact:
-                self._forked[fact["order"]] = fact["forked"]
-            elif fact["said"] == "open":
-                self._open.set()
-            else:
-                self.said.setdefault(fact["pid"], []).append(fact)
-        self._open.set()
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Where the processes of all tests come from."""
-    forker = Nursery(tmp_path_factory.mktemp("nursery"))
-    try:
-        forker.wait_open()
-        yield forker
-    finally:
-        forker.close()
 
 
 class RestartableServer:
@@ -267,7 +127,7 @@ class Fleet:
     async def daemon(self, name: str = "", *, key: str = KEY, ready: bool = True, **settings: Any) -> Process:
         """Start a daemon process."""
         name = name or f"d{len(self.processes)}"
-        chosen = {"name": name, "pool": self.pool, "lease_s": self.lease_s, "slots": 16, **settings}
+        chosen = {"name": name, "pool": self.pool, "lease_s": self.lease_s, "slots": 16, "drain_s": 0, **settings}
         spec = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen}
         if "daemon" in self.seeds:
             spec["nkey_seed"] = str(self.seeds["daemon"])
@@ -349,11 +209,16 @@ class Fleet:
         return next(process for process in self.processes if process.name == name)
 
     async def close(self) -> None:
-        """End every process."""
+        """Tell every process to stop, and fail unless those that the test did not kill end in good order."""
         for process in self.processes:
-            process.signal(signal.SIGKILL)
-        for process in self.processes:
-            await process.gone()
+            process.signal(signal.SIGCONT)
+            process.signal(signal.SIGTERM)
+        try:
+            for process in self.processes:
+                assert await process.gone() in (0, -signal.SIGKILL), f"{process.name}:\n{process.log[-4000:]}"
+        finally:
+            for process in self.processes:
+                process.signal(signal.SIGKILL)
 
 
 @asynccontextmanager

@@ -1,0 +1,271 @@
+"""Input that nobody can run is reported once and goes away; it disturbs neither daemons nor other runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import nats
+import pytest
+
+from nexofork import ForkStatus
+from nexofork.bus.jetstream import call as api
+from nexofork.bus.run_log import RunLog
+from nexofork.wire import messages as wire
+from nexofork.wire.streams import CONSUMER, log_stream
+from nexofork.wire.subjects import events, reports
+from tests.support.conversation import call, says
+from tests.support.fleet import asked, epochs, finals
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nats.aio.client import Client
+
+    from nexofork import ForkResult
+    from tests.support.fleet import Fleet
+
+DONE = "Scope: all\nResult: done"
+HELD = {"text": DONE, "hold": {"gate": "held", "after_events": 3}}
+
+
+@pytest.fixture
+async def bare(fleet: Fleet) -> AsyncIterator[Client]:
+    """A plain NATS client, as any language has one."""
+    client = await nats.connect(fleet.url)
+    yield client
+    await client.close()
+
+
+async def plain_request(fleet: Fleet, directive: str = "do it", **more: Any) -> dict[str, Any]:
+    """The smallest request there is, with the snapshot inside."""
+    snapshot = await fleet.snapshot()
+    assert snapshot.reply is not None
+    return {
+        "v": 1,
+        "kind": "requested",
+        "snapshot": {"text": snapshot.body.decode()},
+        "reply": {"text": snapshot.reply.to_wire().decode()},
+        "directive": directive,
+        **more,
+    }
+
+
+async def ended(fleet: Fleet, run_id: str) -> ForkResult:
+    """How the run ended, for whoever attaches."""
+    async with fleet.connect() as forks:
+        return await (await forks.attach(run_id)).result()
+
+
+async def settled(fleet: Fleet) -> None:
+    """Return when no request waits or is out."""
+    stream = log_stream(fleet.pool)
+    done = False
+    while not done:
+        info = await api(fleet.bus, f"CONSUMER.INFO.{stream}.{CONSUMER}")
+        done = not info["num_pending"] and not info["num_ack_pending"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not json",
+        b'{"v":1,"kind":"requested"',
+        b'{"v":2,"kind":"requested","snapshot":{"text":"{}"},"directive":"x"}',
+        b'{"v":1,"kind":"surprise"}',
+        b'{"v":1,"kind":"requested","snapshot":{"text":"{}"},"directive":""}',
+        b'{"v":1,"kind":"requested","snapshot":{},"directive":"x"}',
+        b"[" * 5000,
+        b'{"v":1,"kind":"requested","snapshot":{"text":"\xff"},"directive":"x"}',
+    ],
+    ids=["empty", "no json", "cut", "version", "kind", "no directive", "no snapshot", "deep", "no utf-8"],
+)
+async def test_a_message_that_is_no_request_is_refused_once(fleet: Fleet, bare: Client, data: bytes) -> None:
+    """Its log gets one final report that says what is wrong, and it is not delivered again."""
+    await fleet.daemon()
+
+    await bare.publish(events("poison", fleet.pool), data)
+    result = await ended(fleet, "poison")
+    await settled(fleet)
+
+    assert result.status is ForkStatus.REFUSED
+    assert "The message is not a valid event" in (result.error or "")
+    assert len(finals(await fleet.reports("poison"))) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"snapshot": {"text": "not a request"}},
+        {"snapshot": {"text": "\ud800"}},
+        {"snapshot": {"text": "[" * 20_000}},
+        {"reply": {"text": "not a reply"}},
+        {"reply": {"text": '{"content":[{"type":"tool_use"}]}'}},
+        {"replacements": {"decisions": 7}},
+        {"replacements": {"max_chars": "many"}},
+        {"overrides": {"model": "another"}},
+        {"overrides": {"messages": []}, "allow_cache_break": True},
+        {"notes": ["\x00", "\ud800"]},
+        {"query_source": ""},
+        {"snapshot": {"blob": {"owner": "daemon", "name": "x", "sha256": "0" * 64, "size": 10**12, "chunks": 9}}},
+    ],
+    ids=lambda change: "-".join(change) + str(len(str(change))),
+)
+async def test_a_request_that_cannot_be_run_ends_at_the_first_daemon(
+    fleet: Fleet, bare: Client, change: dict[str, Any]
+) -> None:
+    """Whatever its parts hold, it has one end after one attempt, with a reason, and the daemon goes on."""
+    daemon = await fleet.daemon(ask_s=0.2)
+
+    await bare.publish(events("odd", fleet.pool), json.dumps(await plain_request(fleet, **change)).encode())
+    result = await ended(fleet, "odd")
+    await settled(fleet)
+
+    assert result.status is not ForkStatus.RUNNING
+    assert result.attempts == 1
+    assert result.status is ForkStatus.COMPLETED or result.error
+    assert len(finals(await fleet.reports("odd"))) == 1
+    assert daemon.exit_code is None
+
+
+async def test_two_malformed_requests_under_one_id_are_reported_once(fleet: Fleet, bare: Client) -> None:
+    """The run gets one end, not none and not two."""
+    for data in (b"first", b"second"):
+        await bare.publish(events("twice", fleet.pool), data)
+    await bare.flush()
+    await fleet.daemons(2)
+
+    result = await ended(fleet, "twice")
+    await settled(fleet)
+
+    assert result.status is ForkStatus.REFUSED
+    assert len(finals(await fleet.reports("twice"))) == 1
+
+
+async def test_a_request_published_twice_is_run_once(fleet: Fleet, bare: Client) -> None:
+    """A bare client that repeats itself does not make two daemons fight over the run."""
+    await fleet.daemons(2)
+    data = json.dumps(await plain_request(fleet, says("apple", HELD))).encode()
+
+    for _ in range(3):
+        await bare.publish(events("again", fleet.pool), data)
+    await fleet.sim.begun(2)
+    async with fleet.connect() as forks:
+        later = await (await forks.fork(await fleet.params(says("pause", {"text": DONE, "delay_s": 2.5})))).result()
+    fleet.sim.release("held")
+    result = await ended(fleet, "again")
+    await settled(fleet)
+
+    assert later.status is ForkStatus.COMPLETED
+    assert (result.status, result.attempts) == (ForkStatus.COMPLETED, 1)
+    assert asked(fleet.sim, "apple") == [1]
+    assert epochs(await fleet.reports("again")) == [1, 1, 1]
+
+
+async def test_garbage_on_the_subjects_of_a_running_run_does_not_disturb_it(fleet: Fleet, bare: Client) -> None:
+    """Neither the daemon that runs it nor the parent that watches it loses its place."""
+    await fleet.daemon()
+    async with fleet.connect() as forks:
+        turns = ({"tools": [call(command="true")], "hold": {"gate": "held", "after_events": 2}}, DONE)
+        handle = await forks.fork(await fleet.params(says("birch", *turns)))
+        await fleet.sim.begun(2)
+        live = f"live.{fleet.pool}.{handle.run_id}.reports"
+        forged = {"Nats-Subject": reports(handle.run_id, fleet.pool), "Nats-Sequence": str(10**12)}
+
+        for data in (b"", b"junk", b'{"v":9}', b"\xff\xfe", b"[" * 5000):
+            await bare.publish(events(handle.run_id, fleet.pool), data)
+            await bare.publish(reports(handle.run_id, fleet.pool), data)
+            await bare.publish(f"agent.{fleet.pool}.{handle.run_id}.inbox.x", data)
+            await bare.publish(live, data)
+            await bare.publish(live, data, headers=forged)
+            await bare.publish(f"delta.{fleet.pool}.{handle.run_id}", data)
+        await bare.flush()
+        fleet.sim.release("held")
+        result = await handle.result()
+
+    assert (result.status, result.attempts, result.turns) == (ForkStatus.COMPLETED, 1, 2)
+    await settled(fleet)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": {"blob": {"owner": "daemon", "name": "gone", "sha256": "0" * 64, "size": 5, "chunks": 1}}},
+        {"content": {"text": "not a reply"}},
+        {"content": {"text": "\ud800"}},
+        {"content": {"text": "[]"}, "cache": {"surprise": 1}},
+        {"content": {"text": "[]"}, "usage": {"input_tokens": "many"}, "stop_reason": "end_turn"},
+    ],
+    ids=["blob gone", "no reply", "surrogate", "cache", "usage"],
+)
+async def test_a_run_whose_recorded_turn_cannot_be_read_ends(fleet: Fleet, bare: Client, turn: dict[str, Any]) -> None:
+    """A log that cannot be continued is an end with a reason, not a request that comes round for ever."""
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(says("cedar", DONE)))
+        log = RunLog(fleet.bus, handle.run_id, pool=fleet.pool)
+        tip = await log.tip()
+        assert tip is not None
+        await log.append(wire.Claimed(epoch=1, daemon=wire.Daemon(name="lost")), after=tip.seq)
+        odd = {"v": 1, "kind": "turn", "epoch": 1, "turn": 1, "id": "odd", **turn}
+        await bare.publish(reports(handle.run_id, fleet.pool), json.dumps(odd).encode())
+        await bare.flush()
+
+        await fleet.daemon()
+        result = await handle.result()
+        await settled(fleet)
+
+    assert result.status in (ForkStatus.FAILED, ForkStatus.COMPLETED)
+    assert result.status is ForkStatus.COMPLETED or result.error
+    assert len(finals(await fleet.reports(handle.run_id))) == 1
+
+
+async def test_numbers_that_are_none_do_not_upset_a_daemons_clock(fleet: Fleet, bare: Client) -> None:
+    """A heartbeat of NaN is refused like any other nonsense; the daemon's timers go on."""
+    await fleet.daemon()
+    for number, (key, value) in enumerate([("heartbeat_s", "NaN"), ("heartbeat_s", "-1"), ("heartbeat_s", "1e-9")]):
+        request = await plain_request(fleet, parent={"id": "p"}, on_parent_gone="abort")
+        text = json.dumps(request).replace('{"id": "p"}', f'{{"id": "p", "{key}": {value}}}')
+        await bare.publish(events(f"clock{number}", fleet.pool), text.encode())
+        assert (await ended(fleet, f"clock{number}")).status is not ForkStatus.RUNNING
+
+    async with fleet.connect() as forks:
+        result = await (await forks.fork(await fleet.params(says("drum", {"text": DONE, "delay_s": 1.5})))).result()
+
+    assert (result.status, result.attempts) == (ForkStatus.COMPLETED, 1)
+
+
+async def test_a_parent_without_a_name_cannot_be_watched_and_is_not(fleet: Fleet, bare: Client) -> None:
+    """A plain request that asks for abort with its parent, and names none, is simply run."""
+    await fleet.daemon()
+    request = await plain_request(fleet, on_parent_gone="abort", parent={"heartbeat_s": 0.2})
+
+    await bare.publish(events("nameless", fleet.pool), json.dumps(request).encode())
+    result = await ended(fleet, "nameless")
+
+    assert (result.status, result.attempts) == (ForkStatus.COMPLETED, 1)
+
+
+async def test_a_request_under_a_strange_name_goes_away(fleet: Fleet, bare: Client) -> None:
+    """A subject that holds no run id is dropped from the queue; work goes on."""
+    await fleet.daemon()
+    for name in ("a$b", "ümlaut", "x" * 200, "a/b", "%00"):
+        await bare.publish(f"agent.{fleet.pool}.{name}.events", b"whatever")
+    await bare.flush()
+
+    async with fleet.connect() as forks:
+        result = await (await forks.fork(await fleet.params("ebony"))).result()
+    await settled(fleet)
+
+    assert result.status is ForkStatus.COMPLETED
+
+
+async def test_nothing_that_was_refused_was_asked_of_the_model(fleet: Fleet, bare: Client) -> None:
+    """Poison costs nothing at the provider."""
+    await fleet.daemon()
+    await bare.publish(events("free", fleet.pool), b'{"v":1,"kind":"requested","snapshot":{"text":"{}"}}')
+
+    await ended(fleet, "free")
+
+    await eventually(lambda: fleet.sim.request_count == 0)

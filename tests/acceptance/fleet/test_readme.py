@@ -1,0 +1,75 @@
+"""The README's examples, run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nexofork.bus.embedded import EmbeddedServer
+from nexofork.cli import COMMANDS
+from tests.support.conversation import request
+
+if TYPE_CHECKING:
+    import pytest
+
+    from nexofork.simulator import Simulator
+    from tests.support.fleet import Nursery
+    from tests.support.parents import Parent
+
+README = Path(__file__).resolve().parents[3] / "README.md"
+
+
+def examples() -> list[str]:
+    """The Python blocks of the README."""
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def names_in(example: str) -> dict[str, Any]:
+    """Run a block and return what it defines."""
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    return names
+
+
+async def test_the_fleet_example_forks_onto_a_daemon(
+    sim: Simulator, parent: Parent, nursery: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A parent, a capture, a connection: two children complete on the daemon and read the parent's cache."""
+    async with EmbeddedServer() as server:
+        example = examples()[0]
+        assert "nats://127.0.0.1:4222" in example
+        main = names_in(example.replace("nats://127.0.0.1:4222", server.url))["main"]
+        settings = {"name": "d1", "lease_s": 1.0, "slots": 4}
+        spec = {"urls": [server.url], "base_url": sim.url, "key": parent.client.api_key, "settings": settings}
+        daemon = await nursery.start("daemon", "d1", spec)
+        try:
+            await daemon.until_said("ready")
+            await main(parent.client, request())
+        finally:
+            await daemon.kill()
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("completed d1 0.9") for line in lines)
+
+
+async def test_the_in_process_example_forks(parent: Parent, sim: Simulator, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same without NATS."""
+
+    async def grep(arguments: dict[str, Any]) -> str:
+        return "nothing"
+
+    await parent.ask()
+    await names_in(examples()[1])["in_process"](parent.client, parent.capture, grep)
+
+    assert capsys.readouterr().out.count("status=<ForkStatus.COMPLETED: 'completed'>") == 2
+    assert sim.request_count == 3
+
+
+def test_every_command_is_in_the_readme() -> None:
+    """A command that exists is named, and none is named that does not exist."""
+    table = README.read_text().partition("## Commands")[2].partition("NATS comes from")[0]
+    named = set(re.findall(r"`([a-z]+)`", table.replace("`nexoforkd`", "").replace("`ready`", "")))
+
+    assert named == set(COMMANDS)
