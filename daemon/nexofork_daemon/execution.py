@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
@@ -25,8 +24,6 @@ from nexofork.engine.run import ForkRun
 from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError, RunLost, WorkspaceMismatch
 from nexofork.wire.messages import (
     AbortEvent,
-    Answer,
-    Asked,
     Claimed,
     Final,
     HandedOver,
@@ -34,46 +31,23 @@ from nexofork.wire.messages import (
     Requested,
     decode_event,
 )
-from nexofork.wire.streams import inbox_stream, log_stream
-from nexofork.wire.subjects import events, inbox, reports, run_filter
+from nexofork.wire.streams import log_stream
+from nexofork.wire.subjects import events, reports, run_filter
+from nexofork_daemon.asking import ask_for
 from nexofork_daemon.deltas import DeltaFeed
-from nexofork_daemon.inboxes import Inboxes, InboxMail
+from nexofork_daemon.inboxes import InboxMail
 from nexofork_daemon.journal import LogJournal, Rebuilt, SideEffectsOnly, rebuild
-from nexofork_daemon.request import SnapshotShelf, fork_params
+from nexofork_daemon.keeper import Keeper, read_event
+from nexofork_daemon.request import fork_params
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from nexofork.bus.blobs import BlobStore
-    from nexofork.bus.connection import Bus
     from nexofork.bus.pickup import Delivery
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.dispatch import ToolDispatcher
-    from nexofork.engine.warmth import LocalWarmth
-    from nexofork.providers.provider import Provider
-    from nexofork.wire.messages import Daemon
-    from nexofork_daemon.settings import DaemonSettings
+    from nexofork_daemon.host import Host
 
-__all__ = ["Execution", "Host"]
+__all__ = ["Execution"]
 
 log = logging.getLogger(__name__)
-
-_LOOK_AGAIN_S = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What a daemon gives each of its runs."""
-
-    settings: DaemonSettings
-    identity: Daemon
-    bus: Bus
-    blobs: BlobStore
-    provider: Provider
-    tools: ToolDispatcher
-    warmth: LocalWarmth
-    shelf: SnapshotShelf
-    inboxes: Inboxes
 
 
 class Execution:
@@ -85,7 +59,7 @@ class Execution:
         self._log = RunLog(host.bus, delivery.run_id, pool=host.settings.pool)
         self.token = AbortToken()
         """Throwing it ends the run; the cause decides how."""
-        self._hint = asyncio.Event()
+        self._news = asyncio.Event()
 
     @property
     def run_id(self) -> str:
@@ -135,7 +109,7 @@ class Execution:
         """Whether the log has a request that can be run, or an end; all of it is read only if nothing less will do."""
         bus, pool = self._host.bus, self._host.settings.pool
         first = await first_of(bus, log_stream(pool), run_filter(self.run_id, pool))
-        if first is None or isinstance(_event(first.data), Requested):
+        if first is None or isinstance(read_event(first.data), Requested):
             return True
         if await last_of(bus, log_stream(pool), reports(self.run_id, pool)) is None:
             return False
@@ -164,14 +138,14 @@ class Execution:
 
     def _posted(self, name: str) -> None:
         if name == "abort":
-            self._hint.set()
+            self._news.set()
 
     def _foreign_workspace(self, request: Requested) -> bool:
         ours = self._host.provider.workspace_id
         return bool(ours and request.workspace_id and ours != request.workspace_id and not request.allow_cache_break)
 
     def _hinted(self, _: object) -> None:
-        self._hint.set()
+        self._news.set()
 
     async def _state(self) -> Rebuilt:
         """Read what was done on this run before; for a fresh one that is a question with an empty answer."""
@@ -218,19 +192,19 @@ class Execution:
             return
         failure: BusError | None = None
         async with asyncio.TaskGroup() as tasks:
-            keepers = [
-                tasks.create_task(self._renew(journal)),
-                tasks.create_task(self._confirm_hints(journal)),
-            ]
+            keeper = Keeper(
+                self._host, self._log, journal, self.token, delivery=lambda: self._delivery, news=self._news
+            )
+            keeping = [tasks.create_task(keeper.renew()), tasks.create_task(keeper.watch_log())]
             if request.on_parent_gone == "abort" and request.parent.heartbeat_s and request.parent.id:
-                keepers.append(tasks.create_task(self._watch_parent(request)))
+                keeping.append(tasks.create_task(keeper.watch_parent(request.parent)))
             try:
                 await self._finish(request, journal, await self._result(request, state, journal))
             except BusError as exc:
                 failure = exc  # raised inside, the group would wrap it
             finally:
-                for keeper in keepers:
-                    keeper.cancel()
+                for task in keeping:
+                    task.cancel()
         if failure is not None:
             raise failure
 
@@ -247,6 +221,9 @@ class Execution:
                 on_message=feed.show,
             )
             base, prompt = prepare(params)
+        except RunAborted as exc:
+            self.token.abort(AbortReason.PARENT, exc.event.note)
+            return self._aborted(request)
         except WorkspaceMismatch as exc:
             # Learnt from another run's response after this one was claimed; nothing was sent yet.
             self.token.abort(AbortReason.SHUTDOWN, str(exc))
@@ -289,43 +266,9 @@ class Execution:
             try:
                 return await self._host.blobs.resolve(payload)
             except (MissingBlob, CorruptBlob) as exc:
-                return await self._ask_for_blob(payload, journal, exc)
+                return await ask_for(payload, problem=exc, run_id=self.run_id, journal=journal, host=self._host)
 
         return await self._host.shelf.get(request, resolve)
-
-    async def _ask_for_blob(self, payload: Payload, journal: LogJournal, problem: BusError) -> bytes:
-        """Ask the parent for a content that is gone, and take what it puts into the inbox."""
-        settings = self._host.settings
-        ask_id = uuid.uuid4().hex
-        subject = inbox(self.run_id, ask_id, settings.pool)
-        answered = asyncio.Event()
-        deaf = self._host.inboxes.listen(self.run_id, lambda name: answered.set() if name == ask_id else None)
-        try:
-            await journal.append(
-                Asked(
-                    epoch=journal.epoch,
-                    at=time.time(),
-                    ask_id=ask_id,
-                    payload=payload,
-                    deadline_s=settings.ask_s,
-                )
-            )
-            async with asyncio.timeout(settings.ask_s):
-                stored = None
-                while stored is None:
-                    # The live message is a hint that may come before the stream has it.
-                    await answered.wait()
-                    stored = await last_of(self._host.bus, inbox_stream(settings.pool), subject)
-        except TimeoutError:
-            raise problem from None
-        finally:
-            deaf()
-        try:
-            answer = Answer.model_validate_json(stored.data)
-            found = Payload.model_validate(answer.data.get("payload"))
-        except ValueError:
-            raise problem from None
-        return await self._host.blobs.resolve(found)
 
     async def _finish(self, request: Requested, journal: LogJournal, result: ForkResult) -> None:
         """Report how it ended, unless it did not end here."""
@@ -384,106 +327,3 @@ class Execution:
             error=cause.note or None,
             abort=cause,
         )
-
-    async def _renew(self, journal: LogJournal) -> None:
-        """Keep the request from being handed out again; after a gap, ask the log whether the run is still ours."""
-        lease_s = self._host.settings.lease_s
-        renewed_at = time.monotonic()
-        wake = asyncio.Event()
-        remove = self._host.bus.on_reconnect(wake.set)
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(lease_s / 3):
-                        await wake.wait()
-                except TimeoutError:
-                    pass
-                wake.clear()
-                gap = time.monotonic() - renewed_at
-                if await self._delivery.renew():
-                    renewed_at = time.monotonic()
-                if gap > lease_s:
-                    self._hint.set()
-                    continue
-                try:
-                    await self._look_at_events()
-                except BusError as exc:
-                    log.info("run %s: could not look at its events yet: %s", self.run_id, exc)
-        finally:
-            remove()
-
-    async def _confirm_hints(self, journal: LogJournal) -> None:
-        """Look at the log whenever something suggests that it has news."""
-        remove = self._host.bus.on_reconnect(self._hint.set)
-        # The claim has just seen the log; an abort that the log had no room for may be in the inbox already.
-        look: Callable[[LogJournal], Awaitable[None]] = self._look_into_inbox_once
-        try:
-            while True:
-                try:
-                    await look(journal)
-                except BusError as exc:
-                    log.info("run %s: could not look at its log yet: %s", self.run_id, exc)
-                    await asyncio.sleep(_LOOK_AGAIN_S)
-                    self._hint.set()
-                await self._hint.wait()
-                self._hint.clear()
-                look = self._look
-        finally:
-            remove()
-
-    async def _look_into_inbox_once(self, journal: LogJournal) -> None:
-        if await self._host.inboxes.may_hold(self.run_id, self.seq):
-            await self._look_into_inbox(journal)
-
-    async def _look_at_events(self) -> None:
-        """Take the parent's last word, wherever it stands.
-
-        An abort that was published without the compare-and-set may stand in front of a report of ours.
-        """
-        pool = self._host.settings.pool
-        stored = await last_of(self._host.bus, log_stream(pool), events(self.run_id, pool))
-        event = _event(stored.data) if stored else None
-        if isinstance(event, AbortEvent):
-            self.token.abort(AbortReason.PARENT, event.note)
-
-    async def _look(self, journal: LogJournal) -> None:
-        await self._look_at_events()
-        for entry in await self._log.entries(start_seq=journal.seq + 1):
-            match entry.message:
-                case Claimed() as claimed if claimed.epoch > journal.epoch:
-                    self.token.abort(AbortReason.LEASE_LOST, f"{claimed.daemon.name} took it as epoch {claimed.epoch}")
-                case _:
-                    pass
-        await self._look_into_inbox(journal)
-
-    async def _look_into_inbox(self, _: LogJournal) -> None:
-        if (posted := await self._log.inbox_abort()) is not None:
-            self.token.abort(AbortReason.PARENT, posted.note)
-
-    async def _watch_parent(self, request: Requested) -> None:
-        """End the run when its parent has not been heard of for three heartbeats."""
-        assert request.parent.heartbeat_s is not None
-        heard = asyncio.Event()
-        deaf = self._host.inboxes.listen(request.parent.id, lambda _: heard.set())
-        # After an outage the parent may be back a moment later than we are.
-        remove = self._host.bus.on_reconnect(heard.set)
-        try:
-            while True:
-                heard.clear()
-                try:
-                    async with asyncio.timeout(3 * request.parent.heartbeat_s):
-                        await heard.wait()
-                except TimeoutError:
-                    if self._host.bus.connected:
-                        self.token.abort(AbortReason.PARENT, "its parent is gone")
-                        return
-        finally:
-            remove()
-            deaf()
-
-
-def _event(data: bytes) -> Requested | AbortEvent | None:
-    try:
-        return decode_event(data)
-    except BadMessage:
-        return None

@@ -18,7 +18,8 @@ from nexofork.engine.abort import AbortReason
 from nexofork.engine.warmth import LocalWarmth
 from nexofork.errors import BusError
 from nexofork.wire.messages import Daemon, Presence
-from nexofork_daemon.execution import Execution, Host
+from nexofork_daemon.execution import Execution
+from nexofork_daemon.host import Host
 from nexofork_daemon.inboxes import Inboxes
 from nexofork_daemon.request import SnapshotShelf
 

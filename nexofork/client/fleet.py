@@ -341,17 +341,25 @@ class NatsForkSubagent:
                     async with asyncio.timeout(self._settings.queue_limit_s):
                         await run.claimed.wait()
                 except TimeoutError:
-                    if not await self._board.daemons(self._settings.pool):
+                    if not await self._is_served(params.cache_safe.workspace_id):
                         await self._give_up(run, params)
                         return
         finally:
             self._window.release()
 
+    async def _is_served(self, workspace_id: str | None) -> bool:
+        """Whether a daemon is there that could take a run of this workspace; while NATS is away, nobody knows."""
+        try:
+            daemons = await self._board.daemons(self._settings.pool)
+        except BusError:
+            return True
+        return any(not workspace_id or daemon.workspace_id in (None, workspace_id) for daemon in daemons)
+
     async def _give_up(self, run: RemoteRun, params: ForkParams) -> None:
         error = (
-            f"No daemon took the run within {self._settings.queue_limit_s:g} s: none is there in pool "
+            f"No daemon took the run within {self._settings.queue_limit_s:g} s: none that could is there in pool "
             f"{self._settings.pool!r}, and about {await run.waiting()} requests are waiting. "
-            "Start one with `nexofork daemon`."
+            "Start one with `nexofork daemon` and a key of the parent's workspace."
         )
         await run.abort(error)
         if run.claimed.is_set():

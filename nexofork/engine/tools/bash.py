@@ -1,13 +1,13 @@
 """Run a shell command in a process group of its own, so that ending it ends everything it started.
 
 A command is bounded in time and in what it may print. When the fork is aborted the whole group is killed before the
-cancellation goes on, and should the daemon itself be killed the kernel kills the shell.
+cancellation goes on. Should the daemon itself be killed, a guard inside the group notices that the pipe to it has
+closed, and kills the group.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 from contextlib import suppress
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BashTool"]
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+# The guard reads from a pipe that only the daemon can write to, and never does: the read ends when the daemon does.
+_GUARDED = '(read -r -u "$1" _; kill -KILL 0) </dev/null >/dev/null 2>&1 & eval "exec $1<&-"; exec /bin/bash -c "$2"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +48,29 @@ class BashTool:
         return await self._run(command, min(float(limit_s), self.timeout_s))
 
     async def _run(self, command: str, limit_s: float) -> ToolOutcome:
+        reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                "/bin/bash",
-                "-c",
-                command,
+                *("/bin/bash", "-c", _GUARDED, "bash", str(reading), command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=self.cwd,
                 env=self.environment if self.environment is not None else _minimal_environment(),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                pass_fds=(reading,),
             )
         except (OSError, ValueError) as exc:
+            os.close(writing)
             return ToolOutcome(content=f"Bash could not be started: {exc}", is_error=True)
+        finally:
+            os.close(reading)
+        try:
+            return await self._finished(process, limit_s)
+        finally:
+            os.close(writing)
+
+    async def _finished(self, process: asyncio.subprocess.Process, limit_s: float) -> ToolOutcome:
         output = _Output(self.max_output_bytes)
         timed_out = False
         async with asyncio.TaskGroup() as tasks:
@@ -131,10 +139,6 @@ async def _end_group(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await asyncio.shield(process.wait())
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _minimal_environment() -> dict[str, str]:

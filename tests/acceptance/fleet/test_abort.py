@@ -99,7 +99,7 @@ async def test_an_abort_in_a_tool_ends_its_whole_process_group(fleet: Fleet, tmp
         handle = await forks.fork(await fleet.params(says("date", {"tools": [call(command=command)]}, DONE)))
         await eventually(lambda: lines_in(pids) == 2)
         group = os.getpgid(int(pids.read_text().split()[1]))
-        await eventually(lambda: len(group_of(group)) == 3)
+        await eventually(lambda: len(group_of(group)) == 4)  # the shell, two sleeps, and the guard
 
         await handle.abort("stop the tool")
         result = await handle.result()

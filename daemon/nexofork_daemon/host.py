@@ -1,0 +1,34 @@
+"""What a daemon gives each of its runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nexofork.bus.blobs import BlobStore
+    from nexofork.bus.connection import Bus
+    from nexofork.engine.dispatch import ToolDispatcher
+    from nexofork.engine.warmth import LocalWarmth
+    from nexofork.providers.provider import Provider
+    from nexofork.wire.messages import Daemon
+    from nexofork_daemon.inboxes import Inboxes
+    from nexofork_daemon.request import SnapshotShelf
+    from nexofork_daemon.settings import DaemonSettings
+
+__all__ = ["Host"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a daemon gives each of its runs."""
+
+    settings: DaemonSettings
+    identity: Daemon
+    bus: Bus
+    blobs: BlobStore
+    provider: Provider
+    tools: ToolDispatcher
+    warmth: LocalWarmth
+    shelf: SnapshotShelf
+    inboxes: Inboxes

@@ -1,0 +1,122 @@
+"""The Bash tool: what a command prints, how it ends, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nexofork.engine.tools.bash import BashTool
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from nexofork.engine.dispatch import ToolOutcome
+
+
+async def run(command: str, **settings: Any) -> ToolOutcome:
+    """Run a command with these settings."""
+    return await BashTool(**settings).run({"command": command})
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def test_output_and_errors_come_back_together() -> None:
+    """Both streams are in the answer, in order."""
+    outcome = await run("echo out; echo err >&2; echo out again")
+
+    assert (outcome.content, outcome.is_error) == ("out\nerr\nout again\n", False)
+
+
+async def test_a_failure_says_its_exit_code() -> None:
+    """The model can tell a failed command from one that printed nothing."""
+    outcome = await run("echo half; exit 3")
+
+    assert (outcome.content, outcome.is_error) == ("half\n\n[exit code 3]", True)
+
+
+async def test_a_command_that_takes_too_long_is_killed() -> None:
+    """What it printed until then is kept, and the limit is named."""
+    outcome = await run("echo begun; sleep 60", timeout_s=0.3)
+
+    assert outcome.is_error
+    assert outcome.content == "begun\n\n[killed: it ran longer than 0.3 s]"
+
+
+async def test_a_background_job_does_not_outlive_its_command(tmp_path: Path) -> None:
+    """The command ends when it ends, not when its children do, and they end with it."""
+    note = tmp_path / "pid"
+    outcome = await run(f"sleep 60 & echo $! > {note}; echo done")
+
+    assert outcome.content == "done\n"
+    await eventually(lambda: not alive(int(note.read_text())))
+
+
+async def test_long_output_keeps_its_start_and_its_end() -> None:
+    """What is left out is counted."""
+    outcome = await run("echo first; head -c 100000 /dev/zero | tr '\\0' x; echo; echo last", max_output_bytes=1000)
+
+    assert isinstance(outcome.content, str)
+    assert outcome.content.startswith("first\nxxx")
+    assert outcome.content.endswith("xxx\nlast\n")
+    assert "bytes left out" in outcome.content
+    assert len(outcome.content) < 1100
+
+
+async def test_the_daemons_environment_stays_with_the_daemon() -> None:
+    """A command sees neither keys nor anything else the daemon was started with."""
+    outcome = await run("env | cut -d= -f1 | sort | tr '\\n' ' '")
+
+    assert outcome.content == "HOME LANG PATH PWD SHLVL _ "
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"command": ""}, {"command": ["ls"]}, {"command": "ls", "timeout_s": 0}, {"command": "ls", "timeout_s": "x"}],
+)
+async def test_wrong_arguments_are_an_answer(arguments: dict[str, Any]) -> None:
+    """The model is told what the tool needs."""
+    assert (await BashTool().run(arguments)).is_error
+
+
+async def test_a_command_that_cannot_start_is_an_answer(tmp_path: Path) -> None:
+    """A missing directory or a NUL byte ends nothing but the call."""
+    assert (await run("ls", cwd=tmp_path / "gone")).is_error
+    assert (await run("echo \0")).is_error
+
+
+async def test_cancelling_kills_the_whole_group(tmp_path: Path) -> None:
+    """The command and what it started are gone when the cancellation goes on."""
+    note = tmp_path / "pids"
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run(f"sleep 60 & echo $$ $! > {note}; sleep 60"))
+        await eventually(lambda: note.exists() and len(note.read_text().split()) == 2)
+        running.cancel()
+
+    assert [pid for pid in map(int, note.read_text().split()) if alive(pid)] == []
+
+
+async def test_killing_the_daemon_kills_its_commands(tmp_path: Path) -> None:
+    """Nobody cleans up after ``kill -9``, so the group watches for it itself."""
+    note = tmp_path / "pids"
+    code = (
+        "import asyncio; from nexofork.engine.tools.bash import BashTool; "
+        f"asyncio.run(BashTool().run({{'command': 'sleep 60 & echo $$ $! > {note}; sleep 60'}}))"
+    )
+    daemon = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    await eventually(lambda: note.exists() and len(note.read_text().split()) == 2)
+
+    os.kill(daemon.pid, signal.SIGKILL)
+    await daemon.wait()
+
+    await eventually(lambda: not any(alive(pid) for pid in map(int, note.read_text().split())))
