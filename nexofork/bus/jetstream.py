@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus, Msg
 
-__all__ = ["API", "PLAIN_API", "call", "expect_last", "find_api", "store"]
+__all__ = ["API", "EXPECTED_LAST", "PLAIN_API", "call", "expect_last", "find_api", "store"]
 
 API = f"$JS.{DOMAIN}.API"
 PLAIN_API = "$JS.API"
 """For a server without the domain, and for an admin who logs in to the account that owns JetStream."""
+
+EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+"""The header of a compare-and-set; it stays on the message, so a reader knows what it was appended behind."""
 
 _WRONG_LAST = 10071
 _IN_FLIGHT = 10164  # on a replicated stream: a write under the same filter is not decided yet
@@ -97,7 +100,7 @@ def expect_last(seq: int, filter_: str) -> dict[str, str]:
     On a replicated stream only writes that name the identical filter see each other while they are under way.
     """
     return {
-        "Nats-Expected-Last-Subject-Sequence": str(seq),
+        EXPECTED_LAST: str(seq),
         "Nats-Expected-Last-Subject-Sequence-Subject": filter_,
     }
 

@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from nexofork.bus.jetstream import store
+from nexofork.bus.jetstream import EXPECTED_LAST, store
 from nexofork.bus.pickup import queue_depth
 from nexofork.bus.run_log import RunLog
 from nexofork.core.reply import Reply
@@ -67,7 +67,7 @@ class RemoteRun:
         self._parent_id = parent_id
         self._on_asked = on_asked
         self._news = asyncio.Event()
-        self._arrived: list[tuple[int, bytes]] = []
+        self._arrived: list[tuple[int, int, bytes]] = []
         self._names: dict[str, str] = {}
         self._seen = 0
         self._stale = False
@@ -99,8 +99,8 @@ class RemoteRun:
                 if missed or self._stale:
                     missed = not await self._catch_up()
                 arrived, self._arrived = sorted(self._arrived), []
-                for seq, data in arrived:
-                    await self._apply_raw(seq, data)
+                for seq, behind, data in arrived:
+                    await self._apply_live(seq, behind, data)
                 if not self._arrived and not self._stale:
                     await self._wait(missed)
         finally:
@@ -163,9 +163,10 @@ class RemoteRun:
             return  # not what the server republishes for this run
         try:
             seq = int(headers.get("Nats-Sequence", ""))
+            behind = int(headers.get(EXPECTED_LAST, seq))
         except ValueError:
             return
-        self._arrived.append((seq, message.data))
+        self._arrived.append((seq, behind, message.data))
         self._news.set()
 
     def _text(self, message: Msg) -> None:
@@ -189,8 +190,15 @@ class RemoteRun:
                 await self._apply(entry.message)
         return True
 
-    async def _apply_raw(self, seq: int, data: bytes) -> None:
+    async def _apply_live(self, seq: int, behind: int, data: bytes) -> None:
+        """Apply a report that came live, unless something before it was missed.
+
+        The feed may be back before we learn that it was away; the sequence the report was appended behind tells.
+        """
         if seq <= self._seen:
+            return
+        if behind > self._seen:
+            self._stale = not await self._catch_up()
             return
         try:
             message = wire.decode_report(data)

@@ -86,7 +86,7 @@ async def test_a_message_that_is_no_request_is_refused_once(fleet: Fleet, bare: 
     """Its log gets one final report that says what is wrong, and it is not delivered again."""
     await fleet.daemon()
 
-    await bare.publish(events("poison", fleet.pool), data)
+    await bare.request(events("poison", fleet.pool), data, timeout=10)
     result = await ended(fleet, "poison")
     await settled(fleet)
 
@@ -119,7 +119,8 @@ async def test_a_request_that_cannot_be_run_ends_at_the_first_daemon(
     """Whatever its parts hold, it has one end after one attempt, with a reason, and the daemon goes on."""
     daemon = await fleet.daemon(ask_s=0.2)
 
-    await bare.publish(events("odd", fleet.pool), json.dumps(await plain_request(fleet, **change)).encode())
+    data = json.dumps(await plain_request(fleet, **change)).encode()
+    await bare.request(events("odd", fleet.pool), data, timeout=10)  # answered when it is stored
     result = await ended(fleet, "odd")
     await settled(fleet)
 
@@ -133,7 +134,7 @@ async def test_a_request_that_cannot_be_run_ends_at_the_first_daemon(
 async def test_two_malformed_requests_under_one_id_are_reported_once(fleet: Fleet, bare: Client) -> None:
     """The run gets one end, not none and not two."""
     for data in (b"first", b"second"):
-        await bare.publish(events("twice", fleet.pool), data)
+        await bare.request(events("twice", fleet.pool), data, timeout=10)
     await bare.flush()
     await fleet.daemons(2)
 
@@ -209,8 +210,7 @@ async def test_a_run_whose_recorded_turn_cannot_be_read_ends(fleet: Fleet, bare:
         assert tip is not None
         await log.append(wire.Claimed(epoch=1, daemon=wire.Daemon(name="lost")), after=tip.seq)
         odd = {"v": 1, "kind": "turn", "epoch": 1, "turn": 1, "id": "odd", **turn}
-        await bare.publish(reports(handle.run_id, fleet.pool), json.dumps(odd).encode())
-        await bare.flush()
+        await bare.request(reports(handle.run_id, fleet.pool), json.dumps(odd).encode(), timeout=10)
 
         await fleet.daemon()
         result = await handle.result()
@@ -227,7 +227,7 @@ async def test_numbers_that_are_none_do_not_upset_a_daemons_clock(fleet: Fleet, 
     for number, (key, value) in enumerate([("heartbeat_s", "NaN"), ("heartbeat_s", "-1"), ("heartbeat_s", "1e-9")]):
         request = await plain_request(fleet, parent={"id": "p"}, on_parent_gone="abort")
         text = json.dumps(request).replace('{"id": "p"}', f'{{"id": "p", "{key}": {value}}}')
-        await bare.publish(events(f"clock{number}", fleet.pool), text.encode())
+        await bare.request(events(f"clock{number}", fleet.pool), text.encode(), timeout=10)
         assert (await ended(fleet, f"clock{number}")).status is not ForkStatus.RUNNING
 
     async with fleet.connect() as forks:
@@ -241,7 +241,7 @@ async def test_a_parent_without_a_name_cannot_be_watched_and_is_not(fleet: Fleet
     await fleet.daemon()
     request = await plain_request(fleet, on_parent_gone="abort", parent={"heartbeat_s": 0.2})
 
-    await bare.publish(events("nameless", fleet.pool), json.dumps(request).encode())
+    await bare.request(events("nameless", fleet.pool), json.dumps(request).encode(), timeout=10)
     result = await ended(fleet, "nameless")
 
     assert (result.status, result.attempts) == (ForkStatus.COMPLETED, 1)
@@ -264,7 +264,7 @@ async def test_a_request_under_a_strange_name_goes_away(fleet: Fleet, bare: Clie
 async def test_nothing_that_was_refused_was_asked_of_the_model(fleet: Fleet, bare: Client) -> None:
     """Poison costs nothing at the provider."""
     await fleet.daemon()
-    await bare.publish(events("free", fleet.pool), b'{"v":1,"kind":"requested","snapshot":{"text":"{}"}}')
+    await bare.request(events("free", fleet.pool), b'{"v":1,"kind":"requested","snapshot":{"text":"{}"}}', timeout=10)
 
     await ended(fleet, "free")
 
