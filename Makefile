@@ -29,7 +29,7 @@ check: setup
 	$(BIN)/mypy nexofork daemon/nexofork_daemon tests benchmarks
 
 test: check
-	$(BIN)/pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
 
 fmt: setup
 	$(BIN)/ruff check --fix .
