@@ -117,4 +117,4 @@ def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
 
 def main() -> None:
     """Run the daemon's command line."""
-    sys.exit(run_command(daemon))
+    sys.exit(run_command(daemon, name="nexofork daemon"))

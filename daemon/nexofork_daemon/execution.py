@@ -19,7 +19,7 @@ from nexofork.bus.reading import first_of, last_direct, last_of
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
 from nexofork.engine.params import prepare
-from nexofork.engine.result import ForkResult, ForkStatus
+from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
 from nexofork.engine.run import ForkRun
 from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError, RunLost, WorkspaceMismatch
 from nexofork.wire.messages import (
@@ -158,12 +158,11 @@ class Execution:
 
     async def _claimed(self, request: Requested, state: Rebuilt) -> LogJournal | None:
         """Claim the run, or deal with the reason not to."""
+        if state.losses >= self._host.settings.epoch_limit:
+            await self._give_up(request, state)
+            return None
         epoch = state.epoch + 1
         journal = LogJournal(self._log, self._host.blobs, self.token, epoch=epoch, seq=state.tip)
-        if state.losses >= self._host.settings.epoch_limit:
-            lost = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
-            await self._finish(request, journal, await self._failed(request, lost, ForkStatus.FAILED))
-            return None
         if state.problem is not None:
             await self._finish(request, journal, await self._failed(request, state.problem, ForkStatus.FAILED))
             return None
@@ -183,6 +182,25 @@ class Execution:
             await self._finish(request, journal, self._aborted(request))
             return None
         return journal
+
+    async def _give_up(self, request: Requested, state: Rebuilt) -> None:
+        """End a run that keeps losing its daemons, with what it has reached and cost."""
+        lost = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
+        failed = await self._failed(request, lost, ForkStatus.FAILED)
+        calls = tuple(
+            CallRecord(
+                turn=number,
+                message_id=turn.reply.message_id or "",
+                usage=turn.reply.usage,
+                stop_reason=turn.reply.stop_reason,
+                retries=turn.retries,
+            )
+            for number, turn in enumerate(state.history, start=1)
+        )
+        texts = [turn.reply.text for turn in state.history if turn.reply.text.strip()]
+        result = replace(failed, end="epoch_limit", calls=calls, final_text=texts[-1] if texts else "")
+        journal = LogJournal(self._log, self._host.blobs, self.token, epoch=state.epoch, seq=state.tip)
+        await self._finish(request, journal, result)
 
     async def _owned(self, request: Requested, state: Rebuilt, journal: LogJournal) -> None:
         """Run the claimed run beside the tasks that keep it ours."""
@@ -219,6 +237,7 @@ class Execution:
                 tools=self._host.tools,
                 token=self.token,
                 on_message=feed.show,
+                elapsed_s=max(0.0, time.time() - state.begun_at) if state.begun_at else 0.0,
             )
             base, prompt = prepare(params)
         except RunAborted as exc:

@@ -160,6 +160,8 @@ class Rebuilt:
     tip: int
     epoch: int = 0
     """The highest one claimed; 0 where nobody has."""
+    begun_at: float | None = None
+    """Unix time of the first claim: the run's timeout counts from there."""
     losses: int = 0
     """How many daemons had it and neither finished it nor handed it over."""
     request: int | None = None
@@ -191,10 +193,12 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
     """
     turns: dict[int, _Turn] = {}
     epoch, handed_over, request, abort, final, side_effects = 0, 0, None, None, None, False
+    begun_at: float | None = None
     for entry in entries:
         match entry.message:
             case Claimed() as claimed:
                 epoch, request = max(epoch, claimed.epoch), claimed.request
+                begun_at = claimed.at if begun_at is None else begun_at
             case Turn() as turn:
                 turns[turn.turn] = _Turn(turn)
             case ToolStarted() as started:
@@ -227,6 +231,7 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
         epoch=epoch,
         losses=max(0, epoch - handed_over),
         request=request,
+        begun_at=begun_at,
         history=tuple(history),
         side_effects=side_effects,
         letters=frozenset(letter.id for turn in turns.values() for letter in turn.letters),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SnapshotShelf", "fork_params"]
 
+_LEAST_S = 0.001
 _KEPT = 4
 """Snapshots kept for the next request although no fork uses them; those in use are kept by their forks."""
 
@@ -82,8 +83,9 @@ def fork_params(
     tools: ToolDispatcher,
     token: AbortToken,
     on_message: Callable[[ForkEvent], object],
+    elapsed_s: float = 0.0,
 ) -> ForkParams:
-    """Return the fork a request asks for."""
+    """Return the fork a request asks for, with the time that earlier daemons have used up taken off its limit."""
     return ForkParams(
         cache_safe=snapshot,
         llm=llm,
@@ -98,7 +100,7 @@ def fork_params(
         max_turns=request.max_turns,
         on_message=on_message,
         skip_transcript=request.skip_transcript,
-        timeout=request.timeout_s,
+        timeout=max(request.timeout_s - elapsed_s, _LEAST_S) if request.timeout_s is not None else None,
         external_abort=token,
         boilerplate=request.boilerplate,
         allow_cache_break=request.allow_cache_break,

@@ -65,8 +65,7 @@ async def run_daemon(
     Raises:
         BusError: The streams are not there and may not be made, or the consumer was deleted.
     """
-    provisioned = await provision(bus, pool=settings.pool, lease_s=settings.lease_s)
-    settings = replace(settings, lease_s=provisioned.lease_s)
+    settings = replace(settings, lease_s=await _lease_s(bus, settings))
     identity = Daemon(nkey=bus.identity, instance=settings.instance, host=settings.host, name=settings.name)
     host = Host(
         settings=settings,
@@ -81,6 +80,20 @@ async def run_daemon(
     )
     await host.inboxes.open()
     await _Service(host, stop, hurry or asyncio.Event()).serve(ready)
+
+
+async def _lease_s(bus: Bus, settings: DaemonSettings) -> float:
+    """Make what is missing, and return the pool's lease.
+
+    The lease is the pool's, not a daemon's: changing it under daemons that renew by the old one would take their runs
+    from them, so who comes later takes it as it is.
+    """
+    await provision(bus, pool=settings.pool, lease_s=None)
+    others = await PresenceBoard(bus).daemons(settings.pool)
+    provisioned = await provision(bus, pool=settings.pool, lease_s=None if others else settings.lease_s)
+    if provisioned.lease_s != settings.lease_s:
+        log.warning("the lease of pool %s is %g s, not %g s", settings.pool, provisioned.lease_s, settings.lease_s)
+    return provisioned.lease_s
 
 
 class _Service:

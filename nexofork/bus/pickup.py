@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _MAX_BATCH = 256
 _EXPIRES_S = 20.0
+_SILENT_HEARTBEATS = 2.5
 _HEARTBEAT_S = 5.0
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
@@ -188,12 +189,13 @@ class Pickup:
         if now < self._not_before:
             limit = self._not_before - now
         elif self._outstanding:
-            limit = max(0.0, self._heard_at + 2.5 * self._heartbeat_s - now)
+            limit = max(0.0, self._heard_at + _SILENT_HEARTBEATS * self._heartbeat_s - now)
         try:
             async with asyncio.timeout(limit):
                 await self._changed.wait()
         except TimeoutError:
-            if self._outstanding:
+            silent_s = asyncio.get_running_loop().time() - self._heard_at
+            if self._outstanding and silent_s >= _SILENT_HEARTBEATS * self._heartbeat_s:
                 log.warning("the pull for requests fell silent; asking again")
                 self._outstanding = 0
 

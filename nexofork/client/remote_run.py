@@ -43,6 +43,9 @@ __all__ = ["RemoteRun"]
 
 log = logging.getLogger(__name__)
 
+_RETRY_S = 0.5
+_LOOK_S = 2.0
+
 
 class RemoteRun:
     """One run of this parent's, or one it attached to."""
@@ -149,11 +152,14 @@ class RemoteRun:
     async def _wait(self, missed: bool) -> None:
         if self.record.result is not None:
             return
-        # A read that failed is tried again soon; otherwise the feed or a reconnect wakes us.
+        # A read that failed is tried again soon. What daemons do comes by the feed; another process's abort of a run
+        # that no daemon has does not, so until one has it the log is looked at now and then.
+        unclaimed_s = None if self.claimed.is_set() else _LOOK_S
         try:
-            async with asyncio.timeout(0.5 if missed else None):
+            async with asyncio.timeout(_RETRY_S if missed else unclaimed_s):
                 await self._news.wait()
         except TimeoutError:
+            self._stale = True
             return
         self._news.clear()
 

@@ -41,6 +41,8 @@ class CallRecord:
     usage: Usage
     stop_reason: str | None
     retries: int
+    complete: bool = True
+    """False for a call that began, and was billed, and whose answer never came to its end."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the call as JSON values."""
@@ -49,13 +51,15 @@ class CallRecord:
             "message_id": self.message_id,
             "stop_reason": self.stop_reason,
             "retries": self.retries,
+            "complete": self.complete,
             **self.usage.to_wire(),
         }
 
     def to_wire(self) -> dict[str, Any]:
         """Return what is not empty, as JSON values."""
         plain = {**self.to_json(), **dict.fromkeys(self.usage.to_wire()), **self.usage.to_compact_wire()}
-        return {key: value for key, value in plain.items() if value not in (None, "", 0)}
+        plain["complete"] = None if self.complete else False
+        return {key: value for key, value in plain.items() if value is False or value not in (None, "", 0)}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> CallRecord:
@@ -66,6 +70,7 @@ class CallRecord:
             usage=Usage.from_wire(data),
             stop_reason=data.get("stop_reason"),
             retries=data.get("retries", 0),
+            complete=data.get("complete", True),
         )
 
 
@@ -106,11 +111,11 @@ class ForkResult:
     @property
     def turns(self) -> int:
         """How many replies the model gave."""
-        return len(self.calls)
+        return sum(call.complete for call in self.calls)
 
     @property
     def usage(self) -> Usage:
-        """The sum over all finished calls."""
+        """The sum over all calls that were billed."""
         return sum((call.usage for call in self.calls), Usage())
 
     @property

@@ -90,6 +90,14 @@ class _Progress:
     final_text: str = ""
     tool_uses: int = 0
     cache: CacheCheck | None = None
+    open: CallRecord | None = None
+    """The call whose response began and has not ended: it is billed whatever becomes of it."""
+
+    def cut_off(self) -> None:
+        """Count the open call as one that never came to its end."""
+        if self.open is not None:
+            self.calls.append(self.open)
+            self.open = None
 
 
 class ForkRun:
@@ -308,6 +316,7 @@ class ForkRun:
                     case TextDelta():
                         self._emit(TextStreamed(run_id=self._run_id, text=event.text))
                     case CallRetried():
+                        self._progress.cut_off()
                         retries, sent_at = event.attempt, time.time() + event.delay_s
                         self._emit(
                             CallFailedOnce(
@@ -315,6 +324,7 @@ class ForkRun:
                             )
                         )
                     case MessageFinished():
+                        self._progress.open = None
                         await self._journal.turn_finished(
                             turn, event.reply, retries=retries, cache=self._progress.cache if turn == 1 else None
                         )
@@ -324,6 +334,9 @@ class ForkRun:
 
     def _began(self, started: MessageStarted, turn: int, lead: Lead | None, sent_at: float) -> None:
         self._emit(CallBegan(run_id=self._run_id, turn=turn, message_id=started.message_id, usage=started.usage))
+        self._progress.open = CallRecord(
+            turn=turn, message_id=started.message_id, usage=started.usage, stop_reason=None, retries=0, complete=False
+        )
         if lead is None:
             return
         write = self._params.cache_safe.write
@@ -368,6 +381,7 @@ class ForkRun:
 
     def _result(self, end: _End, *, duration_ms: int) -> ForkResult:
         progress, model = self._progress, self._params.model
+        progress.cut_off()
         cost, note = None, ""
         try:
             cost = sum(cost_usd(call.usage, model) for call in progress.calls)

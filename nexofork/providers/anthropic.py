@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 import httpx2
 from anthropic import AnthropicError, AsyncAnthropic, AsyncStream
 
-from nexofork.errors import ProviderError
+from nexofork.errors import ForkRefused, ProviderError
 from nexofork.providers.assembly import ResponseIds
 from nexofork.providers.capture import uncaptured
 from nexofork.providers.diagnosis import failure_of_exception
@@ -62,6 +62,11 @@ class AnthropicProvider:
         retry: RetryPolicy | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        if not isinstance(client, AsyncAnthropic):
+            raise ForkRefused(
+                f"A provider needs an AsyncAnthropic client, not {type(client).__name__}. A synchronous parent keeps "
+                "its own client and gives its forks AnthropicProvider.from_env()."
+            )
         self._client = client
         self._timeouts = timeouts or Timeouts()
         self._retry = retry or RetryPolicy()

@@ -112,7 +112,6 @@ _LATEST_VALUES: tuple[dict[str, Any], ...] = (
     {
         "name": PRESENCE,
         "subjects": ["presence.*.*"],
-        "storage": "memory",
         "max_age": 30 * 10**9,
         "max_msgs_per_subject": 1,
         "discard": "old",

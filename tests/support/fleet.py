@@ -182,9 +182,13 @@ class Fleet:
         """A fork of that snapshot."""
         return ForkParams(cache_safe=await self.snapshot(), prompt_messages=directive, **more)
 
+    def log(self, run_id: str) -> RunLog:
+        """A run's log, to write to as a daemon would."""
+        return RunLog(self.bus, run_id, pool=self.pool)
+
     async def entries(self, run_id: str) -> list[Entry]:
         """The log of a run."""
-        return await RunLog(self.bus, run_id, pool=self.pool).entries()
+        return await self.log(run_id).entries()
 
     async def reports(self, run_id: str) -> list[Any]:
         """What daemons wrote on the log of a run."""

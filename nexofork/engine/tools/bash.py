@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nexofork.engine.dispatch import ToolOutcome
 
 if TYPE_CHECKING:
+    from io import FileIO
     from pathlib import Path
 
 __all__ = ["BashTool"]
@@ -48,13 +49,15 @@ class BashTool:
         return await self._run(command, min(float(limit_s), self.timeout_s))
 
     async def _run(self, command: str, limit_s: float) -> ToolOutcome:
+        # Pipes of our own: a loop may use sockets instead, and then a command cannot open /dev/stderr.
+        output, printing = os.pipe()
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *("/bin/bash", "-c", _GUARDED, "bash", str(reading), command),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=printing,
+                stderr=printing,
                 cwd=self.cwd,
                 env=self.environment if self.environment is not None else _minimal_environment(),
                 start_new_session=True,
@@ -62,19 +65,21 @@ class BashTool:
             )
         except (OSError, ValueError) as exc:
             os.close(writing)
+            os.close(output)
             return ToolOutcome(content=f"Bash could not be started: {exc}", is_error=True)
         finally:
             os.close(reading)
+            os.close(printing)
         try:
-            return await self._finished(process, limit_s)
+            return await self._finished(process, limit_s, os.fdopen(output, "rb", buffering=0))
         finally:
             os.close(writing)
 
-    async def _finished(self, process: asyncio.subprocess.Process, limit_s: float) -> ToolOutcome:
+    async def _finished(self, process: asyncio.subprocess.Process, limit_s: float, printed: FileIO) -> ToolOutcome:
         output = _Output(self.max_output_bytes)
         timed_out = False
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_read(process, output))
+            tasks.create_task(_read(printed, output))
             try:
                 async with asyncio.timeout(limit_s):
                     await _exited(process)
@@ -113,10 +118,17 @@ class _Output:
         return (bytes(self._head) + gap + bytes(self._tail)).decode("utf-8", "replace")
 
 
-async def _read(process: asyncio.subprocess.Process, output: _Output) -> None:
-    assert process.stdout is not None
-    while chunk := await process.stdout.read(64 * 1024):
-        output.add(chunk)
+async def _read(printed: FileIO, output: _Output) -> None:
+    """Take what is printed until nobody can print any more."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), printed
+    )
+    try:
+        while chunk := await reader.read(64 * 1024):
+            output.add(chunk)
+    finally:
+        transport.close()
 
 
 async def _exited(process: asyncio.subprocess.Process) -> None:

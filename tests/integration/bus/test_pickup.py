@@ -333,3 +333,17 @@ async def test_a_handler_that_fails_does_not_end_the_loop(pool_bus: Bus, pool: s
         await eventually(lambda: worker.seen)
 
     assert [delivery.run_id for delivery in worker.seen] == ["fine"]
+
+
+async def test_a_pull_with_heartbeats_is_not_given_up(
+    pool_bus: Bus, pool: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An idle daemon keeps its one pull for as long as the server shows that it is there."""
+    stop = asyncio.Event()
+    pickup = Pickup(pool_bus, pool=pool, free_slots=lambda: 1, deliver=lambda _: None, expires_s=30, heartbeat_s=0.1)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(pickup.run(stop))
+        await asyncio.sleep(1.0)  # four times as long as silence may last
+        stop.set()
+
+    assert "fell silent" not in caplog.text

@@ -38,6 +38,13 @@ async def test_output_and_errors_come_back_together() -> None:
     assert (outcome.content, outcome.is_error) == ("out\nerr\nout again\n", False)
 
 
+async def test_a_command_can_open_its_own_streams() -> None:
+    """``/dev/stdout`` and ``/dev/stderr`` are what they are in a terminal's shell."""
+    outcome = await run("echo one > /dev/stderr; echo two > /dev/stdout")
+
+    assert (outcome.content, outcome.is_error) == ("one\ntwo\n", False)
+
+
 async def test_a_failure_says_its_exit_code() -> None:
     """The model can tell a failed command from one that printed nothing."""
     outcome = await run("echo half; exit 3")

@@ -79,14 +79,16 @@ async def test_a_passing_error_is_retried_with_the_same_bytes_and_recorded(
     forks: DefaultForkSubagent,
     fault: dict[str, Any],
 ) -> None:
-    """Two failures, then success: the call counts once, its retries are recorded, and each was an event."""
+    """Two failures, then success: one reply, its retries recorded, and every attempt that was billed is counted."""
     directive = says("Go.", {"text": "The whole answer.", "fault": fault})
     handle = await forks.fork(fork(snapshot, llm, directive))
     events = [event async for event in handle.events()]
     result = await handle.result()
 
     assert (result.status, result.final_text) == (ForkStatus.COMPLETED, "The whole answer.")
-    assert [one.retries for one in result.calls] == [2]
+    assert [one.retries for one in result.calls if one.complete] == [2]
+    assert (result.turns, len(result.calls)) == (1, len([record for record in sim.log[1:] if record.status == 200]))
+    assert result.usage.prompt_tokens == sum(record.prompt_tokens for record in sim.log[1:] if record.status == 200)
     assert [event.turn for event in events if isinstance(event, CallFailedOnce)] == [1, 1]
     assert len({record.body_sha256 for record in sim.log[1:]}) == 1
     assert sim.request_count == 4
