@@ -54,7 +54,7 @@ class BusDenied(BusError):
         self.reason = reason
         super().__init__(
             f"NATS did not accept the credentials: {reason}. "
-            "Give the credentials of this role with --creds or --nkey (`nexofork auth init` makes them).",
+            "Give credentials of the right role with --creds or --nkey.",
             retryable=False,
         )
 
@@ -154,17 +154,21 @@ class StoreFull(BusError):
         self.what = what
         self.detail = detail
         super().__init__(
-            f"The store of {what} is full: {detail}. Wait for old runs to expire, or provision more max_bytes.",
+            f"The store of {what} is full: {detail}. Wait for old runs to expire, or let an admin give it more room "
+            "(`nexofork provision --max-bytes N`).",
             retryable=True,
         )
 
 
 class RunExists(BusError):
-    """The run id was used for another request."""
+    """The run id was used by an earlier request, of whatever content."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        super().__init__(f"Run {run_id} was already requested with other content. Use a new run id.", retryable=False)
+        super().__init__(
+            f"Run {run_id} was already requested; `nexofork wait {run_id}` gets its result, or give another --run-id.",
+            retryable=False,
+        )
 
 
 class RunAborted(BusError):

@@ -171,13 +171,13 @@ class _Provisioner:
         except (NotPermitted, NoResponders) as exc:
             raise BusError(
                 f"The {lacks}, and this role may not change it. Let an admin run "
-                "`nexofork provision --nats URL --creds ADMIN` (`nexofork auth init` makes the admin's credentials; "
-                "on one machine `nexofork serve` needs none).",
+                "`nexofork provision --nats URL --creds ADMIN` (on one machine `nexofork serve` needs no credentials).",
                 retryable=False,
             ) from exc
         except StoreFull as exc:
             raise BusError(
-                f"The server has no room for this: {exc.detail}. Give it more storage, or provision fewer max_bytes.",
+                f"The server has no room for this: {exc.detail}. Give it more storage, or provision with a smaller "
+                "max_bytes (`nexofork provision --max-bytes N`).",
                 retryable=False,
             ) from exc
         return config

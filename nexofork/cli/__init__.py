@@ -64,18 +64,21 @@ def main() -> None:
     sys.exit(run_command())
 
 
-def run_command(command: click.Command = _root, arguments: Sequence[str] | None = None) -> int:
+def run_command(
+    command: click.Command = _root, arguments: Sequence[str] | None = None, *, name: str | None = None
+) -> int:
     """Run a command and return its exit code; errors are one line on stderr.
 
     Args:
         command: Which one.
         arguments: What it is given; this process's own unless said.
+        name: What its help calls it; how this process was started unless said.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a character the terminal lacks must not end a command
     try:
-        code = command(arguments, standalone_mode=False)
+        code = command(arguments, prog_name=name, standalone_mode=False)
     except click.UsageError as exc:
         where = f" See `{exc.ctx.command_path} --help`." if exc.ctx else ""
         click.echo(f"Error: {exc.format_message()}{where}", err=True)

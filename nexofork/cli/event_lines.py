@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nexofork.cli.output import counted
 from nexofork.engine.events import (
     CacheBreakDetected,
     CallBegan,
@@ -52,6 +53,8 @@ def event_object(event: ForkEvent) -> dict[str, Any]:
     fields = asdict(event)
     if isinstance(event, (TurnFinished, CallBegan)):
         fields["usage"] = event.usage.to_wire()
+    if isinstance(event, ForkStarted):
+        fields["cache_key_hash"] = f"{event.cache_key_hash:016x}"  # many readers of JSON round a number of 64 bits
     return {"event": _NAMES[type(event)], "at": time.time(), **fields}
 
 
@@ -75,6 +78,6 @@ def event_phrase(event: ForkEvent) -> str:
             return f"call failed, again in {event.delay_s:.1f} s: {event.error}"
         case ForkEnded():
             result = event.result
-            return f"{result.status.value} after {result.turns} turns, {result.duration_ms / 1000:.1f} s"
+            return f"{result.status.value} after {counted(result.turns, 'turn')}, {result.duration_ms / 1000:.1f} s"
         case _:
             return ""

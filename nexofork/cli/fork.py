@@ -17,7 +17,7 @@ from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
 from nexofork.cli.fork_order import later_options, read_order
 from nexofork.cli.options import header, json_option, rfc3339, seconds, target_options, token
-from nexofork.cli.output import brief, print_json, print_results
+from nexofork.cli.output import brief, counted, print_json, print_results
 from nexofork.cli.progress import EventLines, ResultLines, people_sink
 from nexofork.cli.session import finish, open_target
 from nexofork.cli.watching import Watch
@@ -38,13 +38,25 @@ __all__ = ["fork"]
 _WINDOW = 64
 _ABORT_S = 10.0
 _LAST_WORDS_S = 3.0
+_NO_VERSION = (
+    "Note: the children send the SDK's own anthropic-version. If the parent sent another one, the cache is not shared; "
+    "pass --header anthropic-version:VALUE."
+)
 
 
 @click.command()
 @click.option("--request", metavar="FILE", required=True, help="The parent's request body; - is stdin.")
 @click.option("--reply", metavar="FILE", help="The assistant message it got: response or content array.")
 @click.option("-d", "--directive", "directives", multiple=True, required=True, help="What a child shall do; repeat it.")
-@click.option("--header", "headers", type=header, metavar="K:V", multiple=True, help="A header the parent sent.")
+@click.option(
+    "--header",
+    "headers",
+    type=header,
+    metavar="K:V",
+    multiple=True,
+    help="A header the parent sent: anthropic-version, anthropic-beta. Also anthropic-workspace-id, from the response "
+    "it got: daemons known to be of another workspace then leave the children alone.",
+)
 @click.option("--sent-at", type=rfc3339, metavar="RFC3339", help="When the parent sent its request.")
 @click.option(
     "--run-id",
@@ -86,10 +98,13 @@ async def _run(order: ForkOrder) -> int:
         if order.detach:
             await _detached(order, forks)
             return OK
-        watch = Watch(_sink(order), bus, pool=order.target.pool, queue_limit_s=settings.queue_limit_s)
+        sink = _sink(order)
+        watch = Watch(sink, bus, pool=order.target.pool, queue_limit_s=settings.queue_limit_s)
         try:
             async with watch:
                 await _start(order, forks, watch.add)
+                if not order.names_version:
+                    sink.note(_NO_VERSION)
         except asyncio.CancelledError:
             await _abort(order, bus, watch)
             raise
@@ -128,6 +143,8 @@ async def _detached(order: ForkOrder, forks: NatsForkSubagent) -> None:
             print_json({"run_id": handle.run_id, "directive": directive})
         else:
             click.echo(f"{handle.run_id}  {brief(directive, 60)}")
+    if not order.names_version:
+        click.echo(_NO_VERSION, err=True)
 
 
 async def _abort(order: ForkOrder, bus: Bus, watch: Watch) -> None:
@@ -137,7 +154,7 @@ async def _abort(order: ForkOrder, bus: Bus, watch: Watch) -> None:
     """
     over = {result.run_id for result in watch.results}
     left = [run_id for run_id in order.run_ids if run_id not in over]
-    click.echo(f"Aborting {len(left)} runs.", err=True)
+    click.echo(f"Aborting {counted(len(left), 'run')}.", err=True)
     try:
         async with asyncio.timeout(_ABORT_S), asyncio.TaskGroup() as tasks:
             for run_id in left:

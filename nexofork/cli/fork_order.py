@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from nexofork.cli.output import counted
 from nexofork.core.boilerplate import check_directive
 from nexofork.core.reply import Reply
 from nexofork.core.snapshot import CACHE_HEADERS, CacheSafeParams
@@ -35,6 +36,8 @@ _LATER = {
     "budget_usd": "--budget-usd",
     "budget_tokens": "--budget-tokens",
 }
+_VERSION = "anthropic-version"
+_WORKSPACE = "anthropic-workspace-id"
 _DEFAULTS = {"permissions": "allow", "workspace": "none"}
 
 
@@ -52,6 +55,11 @@ class ForkOrder:
     detach: bool
     events: bool
     as_json: bool
+
+    @property
+    def names_version(self) -> bool:
+        """Whether the parent's anthropic-version was given."""
+        return any(name == _VERSION for name, _ in self.params.cache_safe.headers)
 
 
 def later_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,6 +101,7 @@ def read_order(
         _read("--request", request),
         reply=None if reply is None else Reply.from_response(_read("--reply", reply)),
         headers=_joined(headers),
+        workspace_id=_workspace_id(headers),
         sent_at=sent_at,
     )
     params = ForkParams(cache_safe=snapshot, prompt_messages=directives[0], timeout=timeout, max_turns=max_turns)
@@ -115,7 +124,8 @@ def _check_together(
         raise ForkRefused("--request and --reply cannot both come from stdin; give one as a file.")
     if run_ids and len(run_ids) != len(directives):
         raise ForkRefused(
-            f"{len(directives)} directives have {len(run_ids)} run ids; give one --run-id per -d, or none."
+            f"There are {counted(len(directives), 'directive')} and {counted(len(run_ids), 'run id')}; "
+            "give one --run-id per -d, or none."
         )
     if len(set(run_ids)) != len(run_ids):
         raise ForkRefused("A --run-id is given twice; every child needs one of its own.")
@@ -140,10 +150,20 @@ def _joined(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return the headers as HTTP reads them: a repeated one is one list."""
     found: dict[str, str] = {}
     for name, value in headers:
+        if name == _WORKSPACE:
+            continue
         if name not in CACHE_HEADERS:
             click.echo(f"Note: header {name} takes no part in the cache and is not passed on.", err=True)
         found[name] = f"{found[name]},{value}" if name in found else value
     return found
+
+
+def _workspace_id(headers: Sequence[tuple[str, str]]) -> str | None:
+    """Return the workspace that the response named."""
+    found = {value for name, value in headers if name == _WORKSPACE}
+    if len(found) > 1:
+        raise ForkRefused(f"--header {_WORKSPACE} names several workspaces; the parent's call was in one.")
+    return found.pop() if found else None
 
 
 def _without_later(options: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nexofork.engine.result import ForkResult
 
-__all__ = ["brief", "coloured", "plain", "print_json", "print_results", "print_table"]
+__all__ = ["brief", "coloured", "counted", "plain", "print_json", "print_results", "print_table"]
 
 _COLOURS = {
     ForkStatus.COMPLETED: "green",
@@ -43,6 +43,11 @@ def brief(text: object, width: int) -> str:
     """Return the beginning of a text as one line of at most so many characters."""
     line = plain(" ".join(str(text).split()))
     return line if len(line) <= width else line[: max(width - 3, 0)] + "..."
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, in the plural unless it is one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def coloured(status: str) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["provision"]
 
+_LEAST_BYTES = 1 << 20
+
 
 @click.command()
 @click.option("--replicas", type=click.IntRange(1, 5), help="Copies of every stream; 3 on a cluster unless given.")
@@ -28,17 +30,27 @@ __all__ = ["provision"]
     metavar="SECONDS",
     help="Silence of a daemon before its runs go to another.",
 )
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(min=_LEAST_BYTES),
+    metavar="N",
+    help="Limit of the pool's log; inbox and blobs get theirs in proportion. 640 MiB for a new pool unless given.",
+)
 @json_option
 @target_options
-def provision(*, replicas: int | None, lease_s: float | None, as_json: bool, target: Target) -> None:
+def provision(
+    *, replicas: int | None, lease_s: float | None, max_bytes: int | None, as_json: bool, target: Target
+) -> None:
     """Create or update the streams of a pool. With accounts this takes the admin's credentials."""
-    finish(lambda: _provision(replicas, lease_s, as_json=as_json, target=target))
+    finish(lambda: _provision(replicas, lease_s, max_bytes, as_json=as_json, target=target))
 
 
-async def _provision(replicas: int | None, lease_s: float | None, *, as_json: bool, target: Target) -> int:
+async def _provision(
+    replicas: int | None, lease_s: float | None, max_bytes: int | None, *, as_json: bool, target: Target
+) -> int:
     settings = BusSettings(urls=target.urls, creds=target.creds, nkey_seed=target.nkey, name="nexofork-provision")
     async with open_bus(settings) as bus:
-        done = await provision_pool(bus, pool=target.pool, lease_s=lease_s, replicas=replicas)
+        done = await provision_pool(bus, pool=target.pool, lease_s=lease_s, replicas=replicas, max_bytes=max_bytes)
     streams = [stream["name"] for stream in stream_settings(target.pool)]
     consumer = f"{log_stream(target.pool)}/{CONSUMER}"
     if as_json:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from nexofork.bus.pickup import queue_depth
 from nexofork.bus.presence import PresenceBoard
+from nexofork.cli.output import counted
 from nexofork.engine.events import ForkClaimed, ForkEnded
 from nexofork.errors import BusError
 
@@ -111,10 +112,13 @@ class Watch:
             return  # the connection's own trouble is told elsewhere
         free = sum(max(daemon.slots - daemon.running, 0) for daemon in daemons)
         advice = "They take turns." if daemons else "Start one with `nexofork daemon`."
-        limit = f" A run is given up after {self._queue_limit_s:g} s in the queue." if self._queue_limit_s else ""
+        limit = ""
+        if self._queue_limit_s:
+            limit = f" A run is given up after {self._queue_limit_s:g} s if no daemon is there that could take it."
         self._sink.note(
-            f"Waiting for a daemon: {len(self._unclaimed)} of {len(self.handles)} runs, {len(daemons)} daemons with "
-            f"{free} free slots in pool {self._pool!r}, about {queued} requests queued. {advice}{limit}"
+            f"Waiting for a daemon: {len(self._unclaimed)} of {counted(len(self.handles), 'run')}, "
+            f"{counted(len(daemons), 'daemon')} with {counted(free, 'free slot')} in pool {self._pool!r}, "
+            f"about {counted(queued, 'request')} queued. {advice}{limit}"
         )
 
     def _give_up(self) -> None:

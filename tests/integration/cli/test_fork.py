@@ -9,6 +9,7 @@ import re
 import signal
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -152,14 +153,15 @@ def test_without_a_daemon_the_wait_is_explained(own_pool: World) -> None:
     run_id = uuid.uuid4().hex
     with own_pool.start(*own_pool.forking("Look."), "--run-id", run_id, "--json") as process:
         assert process.stderr is not None
+        assert "anthropic-version" in process.stderr.readline()
         notice = process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
 
-    assert "1 of 1 runs, 0 daemons" in notice
-    assert "about 1 requests queued" in notice
+    assert "1 of 1 run, 0 daemons" in notice
+    assert "about 1 request queued" in notice
     assert "nexofork daemon" in notice
-    assert "300 s" in notice
+    assert "given up after 300 s if no daemon is there that could take it" in notice
     assert process.returncode == 130
     log = objects(own_pool.ask("logs", run_id, "--json", *own_pool.at).stdout)
     assert [entry["event"] for entry in log] == ["requested", "abort"]
@@ -193,7 +195,8 @@ def test_a_used_run_id_is_bad_input(world: World) -> None:
     done = world.ask(*world.forking(SLEEPS, "Look."), "--run-id", other, "--run-id", run_id)
 
     assert done.returncode == 2
-    assert run_id in done.stderr
+    assert f"Run {run_id} was already requested; `nexofork wait {run_id}`" in done.stderr
+    assert "Note:" not in done.stderr
     assert objects(world.ask("wait", other, "--json").stdout)[0]["status"] == "aborted"
 
 
@@ -204,6 +207,31 @@ def test_the_request_can_come_from_stdin(world: World) -> None:
 
     assert done.returncode == 0, done.stderr
     assert objects(done.stdout)[0]["usage"]["cache_read_input_tokens"] >= 5_000
+
+
+@pytest.mark.parametrize("how", [["--json"], ["--detach"], []])
+def test_a_missing_version_is_noted(world: World, how: list[str]) -> None:
+    """Once, on stderr, however many children; not if it was given."""
+    silent = world.ask(*world.forking("Look."), *how, "--header", "anthropic-version:2023-06-01")
+    noted = world.ask(*world.forking("Look.", "Look again."), *how)
+
+    assert (silent.returncode, noted.returncode) == (0, 0)
+    assert "anthropic-version" not in silent.stderr
+    assert noted.stderr.count("pass --header anthropic-version:VALUE") == 1
+    assert "anthropic-version" not in noted.stdout
+
+
+def test_a_workspace_can_be_given(own_pool: World) -> None:
+    """So that a miss in another one is named; headers without a meaning are still noted."""
+    other = replace(own_pool, environment={**own_pool.environment, "ANTHROPIC_API_KEY": "sk-sim-other"})
+    given = ["--header", "Anthropic-Workspace-Id: wrkspc_parent", "--header", "x-other:1", "--json"]
+    with other.daemon():
+        done = other.ask(*other.forking("Look."), *given)
+
+    (child,) = objects(done.stdout)
+    assert child["miss_cause"] == "workspace", done.stderr
+    assert "header x-other takes no part in the cache" in done.stderr
+    assert "header anthropic-workspace-id" not in done.stderr
 
 
 def test_an_unreachable_nats_is_exit_code_3_and_quick(world: World) -> None:

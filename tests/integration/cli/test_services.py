@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nexofork.bus.connection import BusSettings, open_bus
+from nexofork.bus.jetstream import call as call_api
+from nexofork.wire.streams import log_stream
 from tests.integration.cli.conftest import objects
 from tests.support.conversation import call, says
 
@@ -92,3 +96,13 @@ def test_provision_says_what_is_in_force(own_pool: World) -> None:
     assert (first["pool"], first["lease_s"]) == (own_pool.pool, 3.0)
     assert first == second
     assert f"{first['streams'][0]}/pickup" == first["consumer"]
+
+
+async def test_provision_sets_the_room_there_is(own_pool: World) -> None:
+    """What is given is in force, and stays when nothing is given."""
+    for given in (["--max-bytes", str(2 << 20)], []):
+        done = await asyncio.to_thread(own_pool.run, "provision", "--pool", own_pool.pool, *given)
+        assert done.returncode == 0, done.stderr
+        async with open_bus(BusSettings(urls=(own_pool.nats,))) as bus:
+            info = await call_api(bus, f"STREAM.INFO.{log_stream(own_pool.pool)}", None)
+        assert info["config"]["max_bytes"] == 2 << 20

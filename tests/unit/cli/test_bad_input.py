@@ -80,12 +80,16 @@ def test_a_reply_that_is_none(files: Files, capfd: pytest.CaptureFixture[str], c
         (["-d", "Look.", "--header", "a b:c"], "is not a header"),
         (["-d", "Look.", "--header", "a:"], "is not a header"),
         (["-d", "Look.", "--header", "a:b\r\nc: d"], "is not a header"),
+        (
+            ["-d", "Look.", "--header", "anthropic-workspace-id:a", "--header", "anthropic-workspace-id:b"],
+            "several workspaces",
+        ),
         (["-d", "Look.", "--sent-at", "yesterday"], "RFC 3339"),
         (["-d", "Look.", "--sent-at", "2026-05-04"], "RFC 3339"),
         (["-d", "Look.", "--sent-at", "2026-05-04T10:00:00"], "RFC 3339"),
         (["-d", "Look.", "--sent-at", "2026-13-04T10:00:00Z"], "RFC 3339"),
-        (["-d", "Look.", "--run-id", "a", "--run-id", "b"], "1 directives have 2 run ids"),
-        (["-d", "Look.", "-d", "Look.", "--run-id", "a"], "2 directives have 1 run ids"),
+        (["-d", "Look.", "--run-id", "a", "--run-id", "b"], "1 directive and 2 run ids"),
+        (["-d", "Look.", "-d", "Look.", "--run-id", "a"], "2 directives and 1 run id;"),
         (["-d", "a", "-d", "b", "--run-id", "x", "--run-id", "x"], "twice"),
         (["-d", "Look.", "--run-id", "a.b"], "'a.b' cannot be used in a subject"),
         (["-d", "Look.", "--run-id", ""], "cannot be used in a subject"),
@@ -161,6 +165,7 @@ def test_a_missing_file_is_named(capfd: pytest.CaptureFixture[str]) -> None:
         ["answer", "r1", "q1", "--data", "{"],
         ["ps", "extra"],
         ["provision", "--replicas", "0"],
+        ["provision", "--max-bytes", "0"],
     ],
 )
 def test_other_commands_refuse_likewise(capfd: pytest.CaptureFixture[str], arguments: list[str]) -> None:

@@ -36,6 +36,7 @@ def test_the_daemon_explains_itself() -> None:
     shown = subprocess.run([str(NEXOFORK), "daemon", "--help"], capture_output=True, text=True, check=True, timeout=30)
     for option in ("--nats", "--slots", "--name", "--pool", "--lease-s", "--drain-s", "--sandbox", "--config"):
         assert option in shown.stdout
+    assert shown.stdout.startswith("Usage: nexofork daemon [OPTIONS]")
 
 
 def test_help_is_quick() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.bus.failures import BusUnreachable, RunExists
+from nexofork.bus.failures import BusDenied, BusUnreachable, RunExists, StoreFull
+from nexofork.cli import COMMANDS
 from nexofork.cli.event_lines import event_object, event_phrase
 from nexofork.cli.exit_codes import code_of, expected_error
 from nexofork.cli.options import header, rfc3339, seconds_or_zero
-from nexofork.cli.output import brief, plain, print_json, print_results, print_table
+from nexofork.cli.output import brief, counted, plain, print_json, print_results, print_table
 from nexofork.cli.progress import EventLines, PlainProgress, ResultLines
 from nexofork.core.usage import Usage
 from nexofork.engine.events import ForkClaimed, ForkEnded, ForkStarted, ToolFinished, ToolStarted, TurnFinished
@@ -42,6 +44,26 @@ def test_events_have_the_logs_names() -> None:
     assert {one["run_id"] for one in shown} == {"r1"}
     assert shown[2]["usage"]["input_tokens"] == 3
     assert shown[-1].items() >= {"status": "failed", "directive": "Look."}.items()
+
+
+def test_a_cache_key_hash_is_shown_in_hex() -> None:
+    """A reader with floating-point numbers would round 64 bits."""
+    assert event_object(EVENTS[0])["cache_key_hash"] == "0000000000000007"
+
+
+def test_one_of_a_thing_is_not_a_plural() -> None:
+    """Any other number is, none too."""
+    assert [counted(number, "turn") for number in (0, 1, 2)] == ["0 turns", "1 turn", "2 turns"]
+    assert event_phrase(EVENTS[-1]).startswith("failed after 0 turns, ")
+
+
+def test_errors_name_only_commands_that_exist() -> None:
+    """Whoever follows the advice finds it."""
+    errors = [BusDenied("no"), StoreFull("FORK", "90% used"), RunExists("r1"), BusUnreachable(("nats://x",), "refused")]
+    named = {name for error in errors for name in re.findall(r"`nexofork (\w+)", str(error))}
+
+    assert named == {"provision", "wait", "serve"}
+    assert named <= set(COMMANDS)
 
 
 def test_a_final_event_is_the_result_with_its_name() -> None:
