@@ -97,8 +97,9 @@ class Execution:
     async def _refuse_poison(self, problem: BadMessage) -> None:
         """Report input that nobody can run, once, and take it out of circulation."""
         log.warning("run %s: %s", self.run_id, problem)
+        # Read before looking for an end: one that another daemon writes meanwhile then refuses ours.
+        tip = await self._log.tip()
         if not await self._is_noise():
-            tip = await self._log.tip()
             try:
                 await self._log.append(await self._refusal(None, problem, epoch=1), after=tip.seq if tip else 0)
             except (RunAborted, RunLost) as exc:

@@ -182,7 +182,7 @@ async def test_a_run_that_kills_its_daemons_ends_at_the_epoch_limit(fleet: Fleet
 
         result = await handle.result()
 
-    assert (result.status, result.attempts) == (ForkStatus.FAILED, limit + 1)
+    assert (result.status, result.end, result.attempts) == (ForkStatus.FAILED, "epoch_limit", limit)
     assert f"{limit} daemons were lost" in (result.error or "")
     assert sum(process.exit_code == -9 for process in fleet.processes) == limit
     reports = await fleet.reports(handle.run_id)
