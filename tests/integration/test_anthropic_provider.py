@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import AsyncAnthropic, DefaultAioHttpClient
+from anthropic import AsyncAnthropic
 
 from nexofork.core.rope import Rope
 from nexofork.providers.anthropic import AnthropicProvider, Timeouts
@@ -83,13 +83,7 @@ class Rig:
 @pytest.fixture(params=["httpx2", "aiohttp"])
 def transport(request: pytest.FixtureRequest) -> Transport:
     """Every claim holds on both transports."""
-    if request.param == "httpx2":
-        return "httpx2"
-    try:
-        DefaultAioHttpClient()
-    except RuntimeError:
-        pytest.skip("anthropic[aiohttp] is not installed")
-    return "aiohttp"
+    return "httpx2" if request.param == "httpx2" else "aiohttp"
 
 
 @pytest.fixture
