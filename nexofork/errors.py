@@ -16,6 +16,7 @@ The branches say what the caller can do about it::
     ├── BadMessage           a message on the wire that this version cannot take
     ├── BusError             NATS was not reached or refused; `retryable` says whether to try again
     │   └── RunLost              the log says that the run is no longer ours
+    ├── OverBudget           the next call would pass the fork's or the group's budget; it was not sent
     ├── ForkFailed           the run ended without success; read its result
     └── ProviderError        the model call failed; `retryable` says whether it may be sent again
 
@@ -37,6 +38,7 @@ __all__ = [
     "ForkRefused",
     "NexoforkError",
     "NothingCaptured",
+    "OverBudget",
     "ProviderError",
     "RunLost",
     "UnknownModelPrice",
@@ -174,6 +176,10 @@ class RunLost(BusError):
         self.run_id = run_id
         self.why = why
         super().__init__(f"Run {run_id} is lost: {why}.", retryable=False)
+
+
+class OverBudget(NexoforkError):
+    """The next model call would pass a budget, so it was not sent."""
 
 
 class ForkFailed(NexoforkError):

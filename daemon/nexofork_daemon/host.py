@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.connection import Bus
     from nexofork.engine.dispatch import ToolDispatcher
-    from nexofork.engine.warmth import LocalWarmth
+    from nexofork.engine.warmth import Warmth
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.inboxes import Inboxes
@@ -29,6 +29,6 @@ class Host:
     blobs: BlobStore
     provider: Provider
     tools: ToolDispatcher
-    warmth: LocalWarmth
+    warmth: Warmth
     shelf: SnapshotShelf
     inboxes: Inboxes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
 from nexofork.core.prompt import ToolAnswer
@@ -23,6 +23,7 @@ from nexofork.engine.mailbox import Letter
 from nexofork.errors import BadMessage, BadReply, BusError, NexoforkError
 from nexofork.wire.messages import (
     AbortEvent,
+    CallStarted,
     Claimed,
     Delivered,
     Final,
@@ -33,7 +34,7 @@ from nexofork.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.run_log import Entry, RunLog
@@ -55,6 +56,22 @@ class LogJournal:
         self.epoch = epoch
         self.seq = seq
         """Sequence of the newest entry this writer knows of."""
+
+    async def call_started(
+        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+    ) -> None:
+        """Announce a model call before it is sent."""
+        await self.write(
+            CallStarted(
+                epoch=self.epoch,
+                at=time.time(),
+                turn=turn,
+                attempt=attempt,
+                model=model,
+                prefix=prefix,
+                decision=dict(decision) if decision else None,
+            )
+        )
 
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """Record a reply before anything is done about it."""
@@ -137,6 +154,12 @@ class SideEffectsOnly:
 
     def __init__(self, journal: LogJournal) -> None:
         self._journal = journal
+
+    async def call_started(
+        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+    ) -> None:
+        """Announce it: what is paid for is part of the life cycle."""
+        await self._journal.call_started(turn, attempt, model=model, prefix=prefix, decision=decision)
 
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """Keep nothing."""

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from nexofork.core.replacement import ContentReplacementState
 from nexofork.core.reply import Reply
 from nexofork.core.snapshot import CacheSafeParams
+from nexofork.engine.budget import Budget
 from nexofork.engine.params import ForkOverrides, ForkParams, ParentContext
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.events import ForkEvent
     from nexofork.providers.provider import Provider
-    from nexofork.wire.messages import Payload, Requested
+    from nexofork.wire.messages import BudgetLimit, Payload, Requested
 
     Resolve = Callable[[Payload], Awaitable[bytes]]
 
@@ -104,7 +105,15 @@ def fork_params(
         external_abort=token,
         boilerplate=request.boilerplate,
         allow_cache_break=request.allow_cache_break,
+        siblings=request.siblings,
+        warm_up=request.warm_up,
+        budget=_budget(request.budget),
+        group_budget=_budget(request.group_budget),
     )
+
+
+def _budget(limit: BudgetLimit | None) -> Budget | None:
+    return Budget(usd=limit.usd, tokens=limit.tokens) if limit else None
 
 
 def _key(request: Requested) -> str:

@@ -15,7 +15,7 @@ from nexofork.bus.pickup import Pickup
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
 from nexofork.engine.abort import AbortReason
-from nexofork.engine.warmth import LocalWarmth
+from nexofork.engine.warmth import Warmth
 from nexofork.errors import BusError
 from nexofork.wire.messages import Daemon, Presence
 from nexofork_daemon.execution import Execution
@@ -74,7 +74,7 @@ async def run_daemon(
         blobs=BlobStore(bus, "daemon"),
         provider=provider,
         tools=tools,
-        warmth=LocalWarmth(now=time.monotonic),
+        warmth=Warmth(),
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
     )

@@ -18,7 +18,7 @@ from anthropic import AsyncAnthropic
 from nexofork.bus.embedded import EmbeddedServer
 from nexofork.client.fleet import connect
 from nexofork.core.usage import Usage
-from nexofork.economics import input_cost_usd, price_of, unshared_input_cost_usd
+from nexofork.economics.prices import input_cost_usd, price_of, unshared_input_cost_usd
 from nexofork.engine.events import ForkClaimed, ForkEnded, ToolStarted, TurnFinished
 from nexofork.engine.params import ForkParams
 from nexofork.errors import NexoforkError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -123,8 +122,7 @@ async def _start(order: ForkOrder, forks: NatsForkSubagent, started: Callable[[F
     """Request one child per directive, side by side, and hand them over in the order of the directives."""
     async with asyncio.TaskGroup() as tasks:
         starting: list[asyncio.Task[ForkHandle]] = []
-        for directive, run_id in zip(order.directives, order.run_ids, strict=True):
-            params = replace(order.params, prompt_messages=directive)
+        for params, run_id in zip(order.params.each(order.directives), order.run_ids, strict=True):
             starting.append(tasks.create_task(forks.fork(params, run_id=run_id, group=order.group)))
             if len(starting) == 1:
                 await starting[0]  # so that the others find the snapshot shipped

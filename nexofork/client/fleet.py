@@ -161,7 +161,7 @@ class NatsForkSubagent:
             ForkRefused: As `fork` does, for whichever directive it is; nothing was sent.
             BusError: As `fork` does; what was already published is aborted.
         """
-        return await self._fork_all([params.with_directive(directive) for directive in directives], group)
+        return await self._fork_all(params.each(directives), group)
 
     async def fork_tool_uses(
         self,
@@ -191,7 +191,8 @@ class NatsForkSubagent:
         template = params or ForkParams(cache_safe=snapshot, prompt_messages="")
         template = replace(template, cache_safe=replace(snapshot, reply=reply))
         each = [
-            replace(template.with_directive(str(call.input.get("prompt", ""))), tool_use_id=call.id) for call in calls
+            replace(one, tool_use_id=call.id)
+            for one, call in zip(template.each(str(call.input.get("prompt", "")) for call in calls), calls, strict=True)
         ]
         return await self._fork_all(each, group)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +12,7 @@ from nexofork.engine.abort import AbortReason, AbortToken
 from nexofork.engine.mailbox import LocalMailbox
 from nexofork.engine.params import DelegateMode, prepare
 from nexofork.engine.run import ForkRun
-from nexofork.engine.warmth import LocalWarmth
+from nexofork.engine.warmth import Warmth
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class DefaultForkSubagent:
             auto_background_s: After how long a synchronous wait moves to the background by itself.
         """
         self._foreground = Foreground(auto_background_s=auto_background_s)
-        self._warmth = LocalWarmth(now=time.monotonic, wait_s=leader_wait_s)
+        self._warmth = Warmth(wait_s=leader_wait_s)
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[AbortToken] = set()
 
@@ -76,7 +75,7 @@ class DefaultForkSubagent:
         Raises:
             ForkRefused: As `fork` does, for whichever directive it is.
         """
-        return await self._start_all([params.with_directive(directive) for directive in directives])
+        return await self._start_all(params.each(directives))
 
     def background(self, run_id: str | None = None) -> int:
         """Move one synchronous wait, or all, to the background; the forks go on and nothing is lost.

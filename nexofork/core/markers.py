@@ -17,9 +17,11 @@ from nexofork.core.layout import Block, Layout, Section
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["LOOKBACK", "MAX_MARKERS", "Marked", "MarkerPlan", "Markings", "plan_markers", "read_markings"]
+__all__ = ["LOOKBACK", "MAX_MARKERS", "TTL_S", "Marked", "MarkerPlan", "Markings", "plan_markers", "read_markings"]
 
 MAX_MARKERS = 4
+TTL_S = {"5m": 300.0, "1h": 3600.0}
+"""How long an entry lives, from the start of the request that last wrote or read it."""
 LOOKBACK = 20
 """Positions tried per marker, the marker's own included.
 

@@ -100,6 +100,30 @@ class ForkBase:
         return None
 
     @cached_property
+    def tail_bytes(self) -> int:
+        """How long the shared part behind the parent's own bytes is."""
+        blocks = [block for message in self.assistant for block in message.blocks] + list(self.user_blocks)
+        return sum(len(block.wire) for block in blocks)
+
+    @cached_property
+    def allows_prewarm(self) -> bool:
+        """Whether the provider takes this prefix with ``max_tokens: 0``: it refuses some parameters with it."""
+        snapshot = self.snapshot
+        fields = {name: snapshot.field(name) or {} for name in ("thinking", "output_config", "tool_choice")}
+        fields |= {name: value or {} for name, value in self._overrides.items() if name in fields}
+        return bool(
+            self.user_blocks
+            and self.shared_end is not None
+            and fields["thinking"].get("type") != "enabled"
+            and fields["output_config"].get("format") is None
+            and fields["tool_choice"].get("type") not in ("any", "tool")
+        )
+
+    def prewarm_body(self) -> Rope:
+        """Return the request that writes the shared prefix and asks for no answer; see `allows_prewarm`."""
+        return ChildPrompt(self, ()).body(answered=False)
+
+    @cached_property
     def digest(self) -> str:
         """Names the shared prefix: equal for siblings on every host, different whenever a cache would miss."""
         digest = hashlib.sha256(json.dumps(self.snapshot.dimensions, sort_keys=True).encode())
@@ -169,11 +193,23 @@ class ChildPrompt:
             growing=self.turns > 0,
         )
 
-    def body(self) -> Rope:
-        """Return the request body for the next call, sharing the parent's bytes."""
+    def body(self, *, previous_message_id: str | None = None, answered: bool = True) -> Rope:
+        """Return the request body for the next call, sharing the parent's bytes.
+
+        Args:
+            previous_message_id: An earlier answer; the API is asked to say what changed since the request for it.
+            answered: False asks for no answer: the request only writes the cache.
+        """
         snapshot = self._base.snapshot
         parent, plan = self._base.markings, self.plan
         edits = list(self._base.fixed_edits)
+        if not answered:
+            streams = set(set_member(snapshot.layout, "stream", b"true"))
+            edits = [edit for edit in edits if edit not in streams]
+            edits += set_member(snapshot.layout, "stream", b"false") + set_member(snapshot.layout, "max_tokens", b"0")
+        if previous_message_id is not None:
+            asked = json.dumps({"previous_message_id": previous_message_id}, separators=(",", ":")).encode()
+            edits += set_member(snapshot.layout, "diagnostics", asked)
         for position in (*parent.held, *(extra for extra in plan.markers if extra not in parent.held)):
             if position < len(parent.blocks):
                 edits += _marker_edits(parent.blocks[position], plan.markers.get(position))

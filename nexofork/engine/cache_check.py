@@ -10,7 +10,8 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from nexofork.economics import model_facts
+from nexofork.core.markers import TTL_S
+from nexofork.economics.prices import model_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["THRESHOLD", "CacheCheck", "check_first_call"]
 
 THRESHOLD = 0.5
-TTL_S = {"5m": 300.0, "1h": 3600.0}
 _LARGEST_MINIMUM = 4096
 _VERSION = re.compile(r"-(?:\d{8}|latest)$")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nexofork.core.usage import Usage
     from nexofork.engine.cache_check import CacheCheck
     from nexofork.engine.result import ForkResult
@@ -14,6 +16,7 @@ __all__ = [
     "CacheBreakDetected",
     "CallBegan",
     "CallFailedOnce",
+    "FanOutDecided",
     "ForkAsked",
     "ForkClaimed",
     "ForkEnded",
@@ -45,6 +48,14 @@ class ForkClaimed:
     epoch: int
     daemon: str
     host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FanOutDecided:
+    """It is decided whether the first call waits for a sibling's."""
+
+    run_id: str
+    decision: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +152,7 @@ class ForkEnded:
 ForkEvent: TypeAlias = (
     ForkStarted
     | ForkClaimed
+    | FanOutDecided
     | WaitedForLeader
     | CallBegan
     | CallFailedOnce

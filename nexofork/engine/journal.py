@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +45,11 @@ class RecordedTurn:
 class Journal(Protocol):
     """Where a run writes down what must not be done twice. A write that fails ends the run."""
 
+    async def call_started(
+        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+    ) -> None:
+        """A model call is about to be sent."""
+
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """A reply is complete; nothing was done about it yet."""
 
@@ -60,6 +65,11 @@ class Journal(Protocol):
 
 class NoJournal:
     """Writes nothing down: an in-process fork ends with its process."""
+
+    async def call_started(
+        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+    ) -> None:
+        """Do nothing."""
 
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """Do nothing."""

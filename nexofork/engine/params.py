@@ -15,10 +15,12 @@ from nexofork.engine.filters import AllowAllFilter
 from nexofork.errors import BadReply, CacheBreak, ForkRefused, WorkspaceMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from nexofork.core.snapshot import CacheSafeParams
+    from nexofork.economics.fan_out import WarmUp
     from nexofork.engine.abort import AbortToken
+    from nexofork.engine.budget import Budget
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.events import ForkEvent
     from nexofork.engine.filters import ToolFilter
@@ -112,6 +114,14 @@ class ForkParams:
     """Whether the child is told that it is a fork; sidecars with a prompt of their own leave it out."""
     allow_cache_break: bool = False
     """Accept that the child does not share the parent's cache."""
+    siblings: int | None = None
+    """How many children are forked together, this one included; None where nobody counts."""
+    warm_up: WarmUp = "auto"
+    """How the fan-out starts on a prefix nobody has written: by price, or as said."""
+    budget: Budget | None = None
+    """What this fork may cost; the call that would pass it is not sent."""
+    group_budget: Budget | None = None
+    """What all forks of the group may cost together."""
 
     @property
     def directive(self) -> str:
@@ -140,6 +150,12 @@ class ForkParams:
     def with_directive(self, directive: str) -> ForkParams:
         """Return the same fork with another directive."""
         return replace(self, prompt_messages=(directive, *self.notes))
+
+    def each(self, directives: Iterable[str]) -> list[ForkParams]:
+        """Return the same fork once per directive; each knows how many they are."""
+        texts = list(directives)
+        siblings = max(self.siblings or 0, len(texts))
+        return [replace(self.with_directive(text), siblings=siblings) for text in texts]
 
 
 def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:

@@ -93,6 +93,8 @@ class ForkResult:
     cost_note: str = ""
     cache: CacheCheck | None = None
     """What the first call read, against what it should have."""
+    decision: dict[str, Any] | None = None
+    """How the fan-out it was part of started: the plan, the numbers behind it, and this child's place in it."""
     tool_uses: int = 0
     duration_ms: int = 0
     error: str | None = None
@@ -141,7 +143,7 @@ class ForkResult:
             "expected_read": self.cache.expected_read if self.cache else None,
             "miss_cause": self.cache.cause if self.cache else None,
             "cache": asdict(self.cache) if self.cache else None,
-            "decision": None,
+            "decision": self.decision,
             "attempts": self.attempts,
             "turns": self.turns,
             "tool_uses": self.tool_uses,
@@ -193,6 +195,7 @@ _PLAIN: dict[str, Any] = {
     "final_text": "",
     "cost_usd": None,
     "cost_note": "",
+    "decision": None,
     "tool_uses": 0,
     "duration_ms": 0,
     "error": None,

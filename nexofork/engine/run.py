@@ -13,45 +13,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nexofork.core.boilerplate import reminder
 from nexofork.core.prompt import ToolAnswer
-from nexofork.economics import cost_usd
+from nexofork.economics.prices import cost_usd
 from nexofork.engine.abort import AbortReason, AbortToken
-from nexofork.engine.cache_check import TTL_S, CacheCheck, check_first_call
+from nexofork.engine.budget import FreePurse
+from nexofork.engine.calling import ModelCalls, Progress
 from nexofork.engine.dispatch import ToolRunner, tool_calls
 from nexofork.engine.events import (
-    CacheBreakDetected,
-    CallBegan,
-    CallFailedOnce,
     ForkEnded,
     ForkEvent,
     ForkStarted,
-    TextStreamed,
     ToolFinished,
     ToolStarted,
     TurnFinished,
-    WaitedForLeader,
 )
 from nexofork.engine.journal import INTERRUPTED, Journal, NoJournal, RecordedTurn
+from nexofork.engine.ledger import Ledger, MemoryLedger
 from nexofork.engine.mailbox import Mailbox, NoMail, as_text
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
-from nexofork.errors import ForkRefused, NexoforkError, UnknownModelPrice
+from nexofork.errors import ForkRefused, NexoforkError, OverBudget, UnknownModelPrice
 from nexofork.providers.failures import ContextOverflow
-from nexofork.providers.provider import CallRetried, MessageFinished, MessageStarted, ModelRequest, TextDelta
-from nexofork.telemetry import cache_break_detected, fork_span
+from nexofork.telemetry import fork_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nexofork.core.prompt import ChildPrompt, ForkBase
     from nexofork.core.reply import Reply
+    from nexofork.engine.budget import Purse
     from nexofork.engine.dispatch import ToolCall
     from nexofork.engine.params import ForkParams
-    from nexofork.engine.warmth import Lead, LocalWarmth
+    from nexofork.engine.warmth import Warmth
 
 __all__ = ["ForkRun"]
 
@@ -82,24 +78,6 @@ _ENDS = {
 }
 
 
-@dataclass(slots=True)
-class _Progress:
-    """What the run has to show, whenever it ends."""
-
-    calls: list[CallRecord] = field(default_factory=list)
-    final_text: str = ""
-    tool_uses: int = 0
-    cache: CacheCheck | None = None
-    open: CallRecord | None = None
-    """The call whose response began and has not ended: it is billed whatever becomes of it."""
-
-    def cut_off(self) -> None:
-        """Count the open call as one that never came to its end."""
-        if self.open is not None:
-            self.calls.append(self.open)
-            self.open = None
-
-
 class ForkRun:
     """One fork in progress."""
 
@@ -111,23 +89,22 @@ class ForkRun:
         base: ForkBase,
         prompt: ChildPrompt,
         token: AbortToken,
-        warmth: LocalWarmth,
+        warmth: Warmth,
         emit: Callable[[ForkEvent], None],
         journal: Journal | None = None,
         mailbox: Mailbox | None = None,
+        ledger: Ledger | None = None,
+        purse: Purse | None = None,
         history: Sequence[RecordedTurn] = (),
     ) -> None:
         if params.llm is None:
             raise ForkRefused("A fork in this process needs a provider: pass `llm`.")
         self._params = params
-        self._llm = params.llm
         self._run_id = run_id
-        self._base = base
         self._prompt = prompt
         self._token = token
-        self._warmth = warmth
         self._emit = emit
-        self._progress = _Progress()
+        self._progress = Progress()
         self._context = params.parent_ctx.for_child(params.overrides.agent_id, params.query_source)
         self._tools = ToolRunner(
             params.tool_dispatcher,
@@ -136,6 +113,19 @@ class ForkRun:
             watch=self,
         )
         self._journal: Journal = journal or NoJournal()
+        self._calls = ModelCalls(
+            params,
+            run_id=run_id,
+            llm=params.llm,
+            base=base,
+            prompt=prompt,
+            warmth=warmth,
+            journal=self._journal,
+            ledger=ledger or MemoryLedger().of_run(run_id),
+            purse=purse or FreePurse(),
+            emit=emit,
+            progress=self._progress,
+        )
         self._mailbox: Mailbox = mailbox or NoMail()
         self._history = tuple(history)
         self._turn = 0
@@ -208,6 +198,8 @@ class ForkRun:
             return self._aborted()
         try:
             return await self._turns()
+        except OverBudget as exc:
+            return _End(ForkStatus.OVER_BUDGET, "over_budget", str(exc))
         except ContextOverflow as exc:
             return _End(ForkStatus.FAILED, "context_overflow", str(exc))
         except NexoforkError as exc:
@@ -224,10 +216,11 @@ class ForkRun:
             self._turn = turn
             recorded = self._history[turn - 1] if turn <= len(self._history) else None
             if recorded is None:
-                recorded = RecordedTurn(reply=await self._call(turn))
+                reply, retries = await self._calls.make(turn)
+                recorded = RecordedTurn(reply=reply, retries=retries)
             else:
                 self._progress.cache = recorded.cache or self._progress.cache
-                self._finished(recorded.reply, turn, recorded.retries)
+            self._finished(recorded.reply, turn, recorded.retries)
             end = await self._after(recorded)
             if end is not None:
                 return end
@@ -291,71 +284,6 @@ class ForkRun:
             letters += new
         return [as_text(letter) for letter in letters]
 
-    async def _call(self, turn: int) -> Reply:
-        """Make one model call; the first one takes its place behind a sibling that writes the same prefix."""
-        snapshot = self._params.cache_safe
-        request = ModelRequest(body=self._prompt.body(), headers=snapshot.headers, query=snapshot.query)
-        if turn > 1:
-            return await self._stream(request, turn, lead=None)
-        lead = await self._warmth.enter(self._base.digest)
-        if lead.waited_s > 0:
-            self._emit(WaitedForLeader(run_id=self._run_id, waited_s=lead.waited_s))
-        try:
-            return await self._stream(request, turn, lead=lead)
-        finally:
-            lead.gave_up()
-
-    async def _stream(self, request: ModelRequest, turn: int, lead: Lead | None) -> Reply:
-        retries = 0
-        sent_at = time.time()
-        async with aclosing(self._llm.stream(request)) as events:
-            async for event in events:
-                match event:
-                    case MessageStarted():
-                        self._began(event, turn, lead, sent_at)
-                    case TextDelta():
-                        self._emit(TextStreamed(run_id=self._run_id, text=event.text))
-                    case CallRetried():
-                        self._progress.cut_off()
-                        retries, sent_at = event.attempt, time.time() + event.delay_s
-                        self._emit(
-                            CallFailedOnce(
-                                run_id=self._run_id, turn=turn, error=str(event.error), delay_s=event.delay_s
-                            )
-                        )
-                    case MessageFinished():
-                        self._progress.open = None
-                        await self._journal.turn_finished(
-                            turn, event.reply, retries=retries, cache=self._progress.cache if turn == 1 else None
-                        )
-                        self._finished(event.reply, turn, retries)
-                        return event.reply
-        raise AssertionError("a provider's stream ends with MessageFinished or raises")
-
-    def _began(self, started: MessageStarted, turn: int, lead: Lead | None, sent_at: float) -> None:
-        self._emit(CallBegan(run_id=self._run_id, turn=turn, message_id=started.message_id, usage=started.usage))
-        self._progress.open = CallRecord(
-            turn=turn, message_id=started.message_id, usage=started.usage, stop_reason=None, retries=0, complete=False
-        )
-        if lead is None:
-            return
-        write = self._params.cache_safe.write
-        if self._base.shared_end is not None:
-            lead.began(TTL_S[write.ttl if write else "5m"])
-        check = check_first_call(self._params, plan=self._prompt.plan, started=started, led=lead.leads, sent_at=sent_at)
-        self._progress.cache = check
-        if check.cause is not None:
-            self._emit(CacheBreakDetected(run_id=self._run_id, check=check))
-            cache_break_detected(
-                run_id=self._run_id,
-                label=self._params.fork_label,
-                cache_read=check.read,
-                cache_creation=check.written,
-                hit_ratio=check.hit_ratio,
-                cause=check.cause,
-                detail=check.detail,
-            )
-
     def _finished(self, reply: Reply, turn: int, retries: int) -> None:
         progress = self._progress
         progress.calls.append(
@@ -400,6 +328,7 @@ class ForkRun:
             cost_usd=cost,
             cost_note=note,
             cache=progress.cache,
+            decision=progress.decision,
             tool_uses=progress.tool_uses,
             duration_ms=duration_ms,
             error=end.error,

@@ -1,104 +1,214 @@
 """One write per prefix: siblings that would all write the same entry wait for the one that does.
 
 An entry can be read only once the response that writes it begins. N children that start together on a prefix nobody has
-written pay for it N times. So the first to ask leads, the others start at its first byte; if it fails, the next one
-leads; and nobody waits longer than a deadline.
+written pay for it N times. So, where that is worth a wait, the first to ask leads and the others start at its first
+byte; if it fails or is slow, the next one leads; and nobody waits longer than a deadline.
+
+Within a process the children wait for each other here. Where the process is one of a fleet, whoever leads here asks the
+fleet's board first, so that one child of the whole fleet leads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from nexofork.engine.outlook import FirstByteTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Lead", "LocalWarmth"]
+    from nexofork.economics.fan_out import Decision
+
+__all__ = ["Board", "Claim", "Lead", "Role", "Warmth"]
+
+Role: TypeAlias = Literal["leader", "follower", "alone", "free"]
+"""``free``: nobody waits here. ``alone``: waited until the deadline, and then went without."""
+
+_LEAST_PATIENCE_S = 5.0
+_PATIENCE = 4.0
+"""How many times the expected first-byte time a leader is given before another one leads beside it."""
+_LONG_PAUSE_S = 2.0
+"""A leader that pauses longer than this before it tries again lets another one lead."""
 
 
-@dataclass(slots=True)
-class _Entry:
+class Claim(Protocol):
+    """What the fleet's board says to whoever would lead here."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads for the fleet; the rest of the fleet waits until it is told."""
+
+    @property
+    def warm_s(self) -> float | None:
+        """For how long the prefix is warm, where it is."""
+
+    @property
+    def waited(self) -> bool:
+        """Whether somebody else was waited for."""
+
+
+class Board(Protocol):
+    """What the fleet knows about its prefixes. It is advice: nothing is lost where it is wrong or out of reach."""
+
+    async def claim(self, key: str, *, patience_s: float, limit_s: float) -> Claim:
+        """Return when this process leads, or the prefix is warm, or the limit has passed.
+
+        Args:
+            key: Names the prefix.
+            patience_s: How long a leader elsewhere may take before somebody leads beside it.
+            limit_s: The longest to wait.
+        """
+
+    def warm(self, key: str, *, for_s: float, ttl_s: float) -> None:
+        """Say that a response that wrote or read the prefix began; neither waits nor raises."""
+
+    def release(self, key: str) -> None:
+        """Say that whoever led here no longer does; neither waits nor raises."""
+
+
+@dataclass(slots=True, eq=False)
+class _Prefix:
     leader: Lead | None = None
+    led_since: float = 0.0
     warm_until: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def announce(self) -> None:
+        """Wake everybody who waits."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 class Lead:
     """Leave to send the first call; says so when its response begins, or when it never will."""
 
-    def __init__(self, warmth: LocalWarmth, digest: str, *, leads: bool, started_at: float, waited_s: float) -> None:
+    def __init__(self, warmth: Warmth, key: str, *, role: Role, sent_at: float, waited_s: float) -> None:
         self._warmth = warmth
-        self._digest = digest
-        self._started_at = started_at
-        self.leads = leads
-        """Whether others wait for this call."""
+        self.key = key
+        self.role: Role = role
+        self.sent_at = sent_at
         self.waited_s = waited_s
         """How long this call waited for another."""
 
     def began(self, ttl_s: float) -> None:
         """The response began: the entry is there, for `ttl_s` from when the call was sent."""
-        self._warmth._settle(self, self._digest, warm_until=self._started_at + ttl_s)
+        self._warmth._warm(self, until=self.sent_at + ttl_s, ttl_s=ttl_s)
+
+    def pauses(self, delay_s: float) -> None:
+        """The call failed and is tried again after a while; a long one is not for others to wait for."""
+        if delay_s > _LONG_PAUSE_S:
+            self.gave_up()
 
     def gave_up(self) -> None:
         """The call ended, however it did; a no-op once it began."""
-        self._warmth._settle(self, self._digest, warm_until=None)
+        self._warmth._leave(self)
 
 
-class LocalWarmth:
-    """What this process knows about which prefixes are cached."""
+class Warmth:
+    """What this process knows about which prefixes are cached, and who is writing which."""
 
-    def __init__(self, *, now: Callable[[], float], wait_s: float = 30.0) -> None:
+    def __init__(
+        self, *, wait_s: float = 30.0, board: Board | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
         """Start knowing nothing.
 
         Args:
-            now: A monotonic clock.
             wait_s: The longest a follower waits for its leader's first byte before it goes on alone.
+            board: What the rest of the fleet knows.
+            now: A monotonic clock.
         """
+        self.wait_s = wait_s
+        self.times = FirstByteTimes()
+        self._board = board
         self._now = now
-        self._wait_s = wait_s
-        self._entries: dict[str, _Entry] = {}
+        self._prefixes: dict[str, _Prefix] = {}
 
-    async def enter(self, digest: str) -> Lead:
-        """Return leave to call.
+    def is_warm(self, key: str) -> bool:
+        """Whether a response that wrote or read the prefix has begun here, within its TTL."""
+        prefix = self._prefixes.get(key)
+        return prefix is not None and prefix.warm_until > self._now()
 
-        At once where the prefix is warm or nobody leads, else when the leader's response begins.
-        """
+    async def enter(self, key: str, decision: Decision) -> Lead:
+        """Return leave to call: at once where nobody has to wait, else when the leader's response begins."""
         asked_at = self._now()
-        deadline = asyncio.get_running_loop().time() + self._wait_s
         self._forget_expired(asked_at)
-        entry = self._entries.setdefault(digest, _Entry())
+        if decision.plan == "all_at_once":
+            return self._lead(key, "free")
+        patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * decision.first_byte_s)
+        prefix = self._prefixes.setdefault(key, _Prefix())
         waited_from: float | None = None
-        while entry.leader is not None and entry.warm_until <= self._now():
+        while prefix.warm_until <= self._now():
+            left_s = asked_at + self.wait_s - self._now()
+            if left_s <= 0:
+                return self._lead(key, "alone", waited_from)
+            slow_s = prefix.led_since + patience_s - self._now()
+            if prefix.leader is None or slow_s <= 0:
+                prefix.leader = lead = self._lead(key, "leader", waited_from)
+                prefix.led_since = self._now()
+                self._prefixes[key] = prefix
+                if self._board is not None:
+                    await self._ask_fleet(self._board, lead, prefix, patience_s=patience_s, limit_s=left_s)
+                return lead
             waited_from = asked_at
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await entry.changed.wait()
-            except TimeoutError:
-                return self._lead(digest, leads=False, waited_from=waited_from)
-        if entry.warm_until > self._now():
-            return self._lead(digest, leads=False, waited_from=waited_from)
-        entry.leader = self._lead(digest, leads=True, waited_from=waited_from)
-        entry.changed.clear()
-        self._entries[digest] = entry
-        return entry.leader
+            await _until(prefix.changed, min(left_s, slow_s))
+        return self._lead(key, "follower", waited_from)
 
-    def _lead(self, digest: str, *, leads: bool, waited_from: float | None) -> Lead:
+    async def _ask_fleet(self, board: Board, lead: Lead, prefix: _Prefix, *, patience_s: float, limit_s: float) -> None:
+        """Make whoever leads here the leader of the fleet, or a follower like the others."""
+        asked_at = self._now()
+        try:
+            claim = await board.claim(lead.key, patience_s=patience_s, limit_s=limit_s)
+        except BaseException:
+            self._leave(lead)
+            raise
+        lead.sent_at = prefix.led_since = self._now()
+        if claim.waited:
+            lead.waited_s += lead.sent_at - asked_at
+        if claim.leads:
+            return
+        if claim.warm_s is not None:
+            prefix.warm_until = max(prefix.warm_until, lead.sent_at + claim.warm_s)
+        lead.role = "alone" if claim.warm_s is None else "follower"
+        if prefix.leader is lead:
+            prefix.leader = None
+            prefix.announce()
+
+    def _lead(self, key: str, role: Role, waited_from: float | None = None) -> Lead:
         now = self._now()
-        waited_s = 0.0 if waited_from is None else now - waited_from
-        return Lead(self, digest, leads=leads, started_at=now, waited_s=waited_s)
+        return Lead(self, key, role=role, sent_at=now, waited_s=0.0 if waited_from is None else now - waited_from)
 
-    def _settle(self, lead: Lead, digest: str, *, warm_until: float | None) -> None:
-        entry = self._entries.setdefault(digest, _Entry())
-        if warm_until is not None:
-            entry.warm_until = max(entry.warm_until, warm_until)
-        if entry.leader is lead:
-            entry.leader = None
-            entry.changed.set()
-        elif warm_until is not None:
-            entry.changed.set()
+    def _warm(self, lead: Lead, *, until: float, ttl_s: float) -> None:
+        prefix = self._prefixes.setdefault(lead.key, _Prefix())
+        known_until, prefix.warm_until = prefix.warm_until, max(prefix.warm_until, until)
+        if prefix.leader is lead:
+            prefix.leader = None
+        prefix.announce()
+        # Others are told of what is news to them: the first byte, and later that the entry lives on.
+        if self._board is not None and (lead.role == "leader" or known_until - self._now() < ttl_s / 2):
+            self._board.warm(lead.key, for_s=until - self._now(), ttl_s=ttl_s)
+
+    def _leave(self, lead: Lead) -> None:
+        prefix = self._prefixes.get(lead.key)
+        if prefix is None or prefix.leader is not lead:
+            return
+        prefix.leader = None
+        prefix.announce()
+        if self._board is not None:
+            self._board.release(lead.key)
 
     def _forget_expired(self, now: float) -> None:
-        for digest in [key for key, entry in self._entries.items() if not entry.leader and entry.warm_until <= now]:
-            # Waiters hold the entry itself; only the name is forgotten.
-            del self._entries[digest]
+        gone = [key for key, prefix in self._prefixes.items() if not prefix.leader and prefix.warm_until <= now]
+        for key in gone:
+            # Waiters hold the prefix itself; only the name is forgotten.
+            del self._prefixes[key]
+
+
+async def _until(changed: asyncio.Event, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await changed.wait()
+    except TimeoutError:
+        return

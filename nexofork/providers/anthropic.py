@@ -74,6 +74,8 @@ class AnthropicProvider:
         self._idle_s = None if self._timeouts.idle_s >= self._timeouts.first_byte_s else self._timeouts.idle_s
         self._sleep = sleep
         self._owns_client = False
+        self.diagnostics = True
+        """Whether requests may ask for cache diagnostics; set to False once a server has refused the field."""
         self._workspace_id: str | None = None
 
     @classmethod

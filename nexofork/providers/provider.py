@@ -90,6 +90,9 @@ ProviderEvent: TypeAlias = MessageStarted | TextDelta | BlockFinished | MessageF
 class Provider(Protocol):
     """Something that answers Messages requests."""
 
+    diagnostics: bool
+    """Whether requests may ask for cache diagnostics; set to False once a server has refused the field."""
+
     @property
     def workspace_id(self) -> str | None:
         """The workspace the calls are billed to, once a response has shown it."""

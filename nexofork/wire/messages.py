@@ -21,6 +21,8 @@ __all__ = [
     "Answer",
     "Asked",
     "BlobRef",
+    "BudgetLimit",
+    "CallStarted",
     "Claimed",
     "Daemon",
     "Delivered",
@@ -28,6 +30,7 @@ __all__ = [
     "Event",
     "Final",
     "HandedOver",
+    "Message",
     "Parent",
     "Payload",
     "Presence",
@@ -92,7 +95,9 @@ class Payload(_Model):
         return self
 
 
-class _Message(_Model):
+class Message(_Model):
+    """What every message has."""
+
     v: Literal[1] = VERSION
     id: str = Field(default_factory=lambda: uuid.uuid4().hex, max_length=128)
     at: float = 0.0
@@ -109,7 +114,14 @@ class Parent(_Model):
     """How often the parent says that it is there; None where it does not."""
 
 
-class Requested(_Message):
+class BudgetLimit(_Model):
+    """The most that may be billed; what is left out is not limited."""
+
+    usd: float | None = Field(default=None, gt=0)
+    tokens: int | None = Field(default=None, gt=0)
+
+
+class Requested(Message):
     """Run a fork. The smallest valid one has a snapshot and a directive."""
 
     kind: Literal["requested"] = "requested"
@@ -138,9 +150,17 @@ class Requested(_Message):
     on_parent_gone: Literal["continue", "abort"] = "continue"
     skip_transcript: bool = False
     replacements: dict[str, Any] | None = None
+    siblings: int | None = Field(default=None, ge=1)
+    """How many children were asked for together, this one included; None where nobody counted."""
+    warm_up: Literal["auto", "all_at_once", "leader_first", "prewarm"] = "auto"
+    """How the fan-out starts on a prefix that nobody has written yet."""
+    budget: BudgetLimit | None = None
+    """What this run may cost."""
+    group_budget: BudgetLimit | None = None
+    """What all runs of the group may cost together; the first to say so sets it."""
 
 
-class AbortEvent(_Message):
+class AbortEvent(Message):
     """End the run. Only a parent can say this; it exists only as an event."""
 
     kind: Literal["abort"] = "abort"
@@ -148,7 +168,7 @@ class AbortEvent(_Message):
     by: str = ""
 
 
-class Answer(_Message):
+class Answer(Message):
     """What a parent puts in a run's inbox."""
 
     kind: Literal["answer", "message", "abort", "alive"]
@@ -165,7 +185,7 @@ class Daemon(_Model):
     name: str = ""
 
 
-class _Report(_Message):
+class _Report(Message):
     epoch: int = Field(ge=1)
 
 
@@ -177,6 +197,20 @@ class Claimed(_Report):
     workspace_id: str | None = None
     request: int | None = None
     """Sequence of the request whose delivery is the lease; there are more where somebody asked twice."""
+
+
+class CallStarted(_Report):
+    """A model call is about to be sent; said before it is, so that no call is paid for that nobody knows of."""
+
+    kind: Literal["call_started"] = "call_started"
+    turn: int = Field(ge=0)
+    """0 for a pre-warm."""
+    attempt: int = Field(default=1, ge=1)
+    model: str = ""
+    prefix: str = ""
+    """Names the prefix that the call's siblings share."""
+    decision: dict[str, Any] | None = None
+    """On the first call: how the fan-out was started, and by which numbers."""
 
 
 class Turn(_Report):
@@ -252,7 +286,7 @@ class Final(_Report):
     """The whole result, as JSON text."""
 
 
-class Presence(_Message):
+class Presence(Message):
     """A daemon is there."""
 
     kind: Literal["presence"] = "presence"
@@ -268,13 +302,14 @@ class Presence(_Message):
 
 Event: TypeAlias = Annotated[Requested | AbortEvent, Field(discriminator="kind")]
 Report: TypeAlias = Annotated[
-    Claimed | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final, Field(discriminator="kind")
+    Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final,
+    Field(discriminator="kind"),
 ]
 
 _events: TypeAdapter[Requested | AbortEvent] = TypeAdapter(Event)
-_reports: TypeAdapter[Claimed | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final] = (
-    TypeAdapter(Report)
-)
+_reports: TypeAdapter[
+    Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final
+] = TypeAdapter(Report)
 
 
 def encode(message: BaseModel) -> bytes:
@@ -295,7 +330,9 @@ def decode_event(data: bytes) -> Requested | AbortEvent:
     return _decode(_events, data, "event")
 
 
-def decode_report(data: bytes) -> Claimed | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final:
+def decode_report(
+    data: bytes,
+) -> Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final:
     """Read what a daemon published.
 
     Raises:

@@ -17,7 +17,7 @@ from nexofork import (
 )
 from nexofork.core.boilerplate import BOILERPLATE, BOILERPLATE_TAG
 from nexofork.core.usage import Usage
-from nexofork.economics import cost_usd
+from nexofork.economics.prices import cost_usd
 from nexofork.errors import (
     AlreadyAFork,
     BadDirective,

@@ -297,13 +297,13 @@ async def test_16_reminders_in_the_history_and_of_the_child_stay_where_they_were
 async def test_17_nothing_is_sent_twice_and_no_field_is_added(
     sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
 ) -> None:
-    """The start-up context occurs once, and the child's top-level fields are the parent's and `stream`."""
+    """The start-up context occurs once, and the child's top-level fields are the parent's and what it may edit."""
     snapshot = await parent.ask(system=[text("Start-up context 7331.")])
 
     await run(forks, snapshot, llm)
 
     assert raw(sim, 1).count(b"Start-up context 7331.") == 1
-    assert set(body_of(sim, 1)) == set(body_of(sim, 0)) | {"stream"}
+    assert set(body_of(sim, 1)) == set(body_of(sim, 0)) | {"stream", "diagnostics"}
     assert is_grown(stripped(raw(sim, 0)), stripped(raw(sim, 1)))
 
 

@@ -1,8 +1,9 @@
 """Judge, from the raw bodies a simulator received, whether forks kept their prefix.
 
-Written without the library's own scanner: two bodies are compared as bytes, with the markers and the ``stream`` flag
-cut out by pattern. A child's body has to be its parent's with something inserted, each later body of a child one of its
-earlier ones with something inserted, and siblings have to be the same bytes up to the end of the boilerplate.
+Written without the library's own scanner: two bodies are compared as bytes, with the markers, the ``stream`` flag and
+the question for ``diagnostics`` cut out by pattern. A child's body has to be its parent's with something inserted, each
+later body of a child one of its earlier ones with something inserted, and siblings have to be the same bytes up to the
+end of the boilerplate.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _TOLD = json.dumps(BOILERPLATE, ensure_ascii=False).encode()
 # A quote inside a string is escaped, so these match members only.
 _MARKER = re.compile(rb',"cache_control":\{[^{}]*\}|"cache_control":\{[^{}]*\},?')
 _STREAM = re.compile(rb',"stream":(?:true|false)|"stream":(?:true|false),?')
+_DIAGNOSTICS = re.compile(rb',"diagnostics":\{[^{}]*\}')
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ def is_grown(before: bytes, after: bytes) -> bool:
 
 def stripped(body: bytes) -> bytes:
     """The body without what a child may edit."""
-    return _STREAM.sub(b"", _MARKER.sub(b"", body))
+    return _DIAGNOSTICS.sub(b"", _STREAM.sub(b"", _MARKER.sub(b"", body)))
 
 
 def common_prefix(one: bytes, other: bytes) -> int:

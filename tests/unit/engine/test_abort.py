@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,7 @@ from nexofork.engine.abort import Abort, AbortReason
 from nexofork.engine.events import ForkEnded
 from nexofork.engine.params import prepare
 from nexofork.engine.run import ForkRun
-from nexofork.engine.warmth import LocalWarmth
+from nexofork.engine.warmth import Warmth
 from tests.support.conversation import call, says
 from tests.support.parents import fork
 
@@ -242,7 +241,7 @@ async def test_a_run_whose_own_task_is_cancelled_says_how_it_ended_and_lets_it_p
         base=base,
         prompt=prompt,
         token=AbortToken(),
-        warmth=LocalWarmth(now=time.monotonic),
+        warmth=Warmth(),
         emit=seen.append,
     )
     async with asyncio.TaskGroup() as tasks:

@@ -10,6 +10,7 @@ from nexofork.core.boilerplate import reminder
 from nexofork.engine.events import (
     CacheBreakDetected,
     CallBegan,
+    FanOutDecided,
     ForkEnded,
     ForkStarted,
     TextStreamed,
@@ -54,6 +55,7 @@ async def test_events_come_in_the_order_things_happen(
 
     assert [type(event) for event in events] == [
         ForkStarted,
+        FanOutDecided,
         CallBegan,
         TurnFinished,
         ToolStarted,

@@ -4,8 +4,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nexofork import DefaultForkSubagent
-from nexofork.engine.events import WaitedForLeader
-from nexofork.engine.warmth import LocalWarmth
+from nexofork.economics.fan_out import Decision
+from nexofork.engine.events import FanOutDecided, WaitedForLeader
+from nexofork.engine.warmth import Warmth
 from tests.support.conversation import says
 from tests.support.parents import Parent, fork
 
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
     from nexofork.simulator import Simulator
 
 QUICKLY = {"text": "Done."}
+LEADER_FIRST = Decision(
+    plan="leader_first",
+    why="",
+    siblings=2,
+    shared_tokens=20_000,
+    warm_tokens=0,
+    all_at_once=2.0,
+    leader_first=1.0,
+    prewarm=None,
+    first_byte_s=1.0,
+)
 
 
 class Ticking:
@@ -59,6 +71,7 @@ async def test_followers_start_when_the_leaders_response_begins(
     waiting = [aiter(handle.events()) for handle in others]
     for events in waiting:
         await anext(events)
+        assert isinstance(await anext(events), FanOutDecided)
     assert sim.request_count == 2
 
     sim.release("begin")
@@ -111,7 +124,7 @@ async def test_followers_of_a_slow_leader_go_on_after_the_deadline(
     snapshot = await parent.ask(mark=None)
     async with DefaultForkSubagent(leader_wait_s=0.05) as forks:
         leader, follower = await forks.fork_each(
-            fork(snapshot, llm), [says("A.", {"fault": "hang"}), says("B.", QUICKLY)]
+            fork(snapshot, llm, warm_up="leader_first"), [says("A.", {"fault": "hang"}), says("B.", QUICKLY)]
         )
         events = [event async for event in follower.events()]
         leader.abort()
@@ -141,29 +154,29 @@ async def test_a_warm_prefix_is_not_waited_for(
 
 async def test_who_does_not_wait_has_waited_no_time() -> None:
     """A clock that moved between two looks at it is no wait, so a lone fork reports none."""
-    lead = await LocalWarmth(now=Ticking()).enter("prefix")
+    lead = await Warmth(now=Ticking()).enter("prefix", LEADER_FIRST)
 
-    assert (lead.leads, lead.waited_s) == (True, 0.0)
+    assert (lead.role, lead.waited_s) == ("leader", 0.0)
 
 
 async def test_warmth_ends_with_the_ttl_counted_from_the_sending() -> None:
     """After the entry's time the next one leads again."""
     clock = Ticking(step_s=0.0)
-    warmth = LocalWarmth(now=clock)
-    first = await warmth.enter("prefix")
+    warmth = Warmth(now=clock)
+    first = await warmth.enter("prefix", LEADER_FIRST)
     clock.at = 100.0
     first.began(ttl_s=300.0)
 
     clock.at = 299.0
-    assert not (await warmth.enter("prefix")).leads
+    assert (await warmth.enter("prefix", LEADER_FIRST)).role == "follower"
     clock.at = 301.0
-    assert (await warmth.enter("prefix")).leads
+    assert (await warmth.enter("prefix", LEADER_FIRST)).role == "leader"
 
 
 async def test_prefixes_are_led_independently() -> None:
     """Waiting is per prefix."""
-    warmth = LocalWarmth(now=Ticking())
-    await warmth.enter("one")
+    warmth = Warmth(now=Ticking())
+    await warmth.enter("one", LEADER_FIRST)
 
     async with asyncio.timeout(5):
-        assert (await warmth.enter("other")).leads
+        assert (await warmth.enter("other", LEADER_FIRST)).role == "leader"

@@ -1,0 +1,296 @@
+"""Make a fork's model calls: set the money aside, wait for the prefix, announce the call, send it, book it.
+
+Every attempt is announced in the journal before it is sent and booked in the ledger when it is over, however it ends.
+The first call takes its place behind a sibling that writes the same prefix, where that is worth the wait.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nexofork.core.markers import TTL_S
+from nexofork.core.usage import Usage
+from nexofork.engine.cache_check import CacheCheck, check_first_call
+from nexofork.engine.events import (
+    CacheBreakDetected,
+    CallBegan,
+    CallFailedOnce,
+    FanOutDecided,
+    TextStreamed,
+    WaitedForLeader,
+)
+from nexofork.engine.ledger import CallFacts
+from nexofork.engine.outlook import plan_fan_out, prefix_key, ttl_of
+from nexofork.engine.quoting import quote_call
+from nexofork.engine.result import CallRecord
+from nexofork.errors import ProviderError
+from nexofork.providers.provider import CallRetried, MessageFinished, MessageStarted, ModelRequest, TextDelta
+from nexofork.telemetry import cache_break_detected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nexofork.core.prompt import ChildPrompt, ForkBase
+    from nexofork.core.reply import Reply
+    from nexofork.economics.fan_out import Decision
+    from nexofork.engine.budget import Purse, Reservation
+    from nexofork.engine.events import ForkEvent
+    from nexofork.engine.journal import Journal
+    from nexofork.engine.ledger import Ledger
+    from nexofork.engine.params import ForkParams
+    from nexofork.engine.warmth import Lead, Warmth
+    from nexofork.providers.provider import Provider
+    from nexofork.wire.ledger import Outcome
+
+__all__ = ["ModelCalls", "Progress"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the run has to show, whenever it ends."""
+
+    calls: list[CallRecord] = field(default_factory=list)
+    final_text: str = ""
+    tool_uses: int = 0
+    cache: CacheCheck | None = None
+    decision: dict[str, Any] | None = None
+    """How the fan-out this fork is part of was started."""
+    open: CallRecord | None = None
+    """The call whose response began and has not ended: it is billed whatever becomes of it."""
+
+    def cut_off(self) -> None:
+        """Count the open call as one that never came to its end."""
+        if self.open is not None:
+            self.calls.append(self.open)
+            self.open = None
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One sending of one call."""
+
+    turn: int
+    number: int
+    reservation: Reservation
+    sent_at: float = 0.0
+    """0 until it was announced."""
+    over: bool = False
+
+
+class ModelCalls:
+    """Makes one fork's calls."""
+
+    def __init__(
+        self,
+        params: ForkParams,
+        *,
+        run_id: str,
+        llm: Provider,
+        base: ForkBase,
+        prompt: ChildPrompt,
+        warmth: Warmth,
+        journal: Journal,
+        ledger: Ledger,
+        purse: Purse,
+        emit: Callable[[ForkEvent], None],
+        progress: Progress,
+    ) -> None:
+        self._params = params
+        self._run_id = run_id
+        self._llm = llm
+        self._base = base
+        self._prompt = prompt
+        self._warmth = warmth
+        self._journal = journal
+        self._ledger = ledger
+        self._purse = purse
+        self._emit = emit
+        self._progress = progress
+        self._prefix = prefix_key(params, base)
+        self._decision: Decision | None = None
+
+    async def make(self, turn: int) -> tuple[Reply, int]:
+        """Make one call and return its reply, recorded, and how often it was tried again.
+
+        Raises:
+            OverBudget: It would pass the budget; it was not sent.
+            ProviderError: It failed and trying again did not help or would not.
+        """
+        request = self._request(turn)
+        attempt = await self._reserve(turn, 1, request)
+        lead: Lead | None = None
+        try:
+            if turn == 1:
+                lead = await self._enter()
+            try:
+                return await self._stream(request, attempt, lead)
+            except ProviderError as exc:
+                if turn > 1 or not self._diagnostics_refused(exc):
+                    raise
+            request = self._request(turn)
+            attempt = await self._reserve(turn, 2, request)
+            return await self._stream(request, attempt, lead)
+        finally:
+            self._close(attempt, "unconfirmed")
+            if lead is not None:
+                lead.gave_up()
+
+    def _request(self, turn: int) -> ModelRequest:
+        snapshot = self._params.cache_safe
+        body = self._prompt.body(previous_message_id=self._diagnosed_against() if turn == 1 else None)
+        return ModelRequest(body=body, headers=snapshot.headers, query=snapshot.query)
+
+    def _diagnosed_against(self) -> str | None:
+        """Return the parent's message id, where the API can say what changed since."""
+        reply = self._params.cache_safe.reply
+        return reply.message_id if reply is not None and self._llm.diagnostics else None
+
+    def _diagnostics_refused(self, error: ProviderError) -> bool:
+        """Whether the server does not know the field; it is then never sent there again."""
+        if error.status != 400 or "diagnostics" not in str(error) or self._diagnosed_against() is None:
+            return False
+        self._llm.diagnostics = False
+        return True
+
+    async def _enter(self) -> Lead:
+        """Wait until the first call may go."""
+        warmth = self._warmth
+        self._decision = decision = plan_fan_out(
+            self._params,
+            self._base,
+            times=warmth.times,
+            is_warm=warmth.is_warm(self._prefix),
+            wait_s=warmth.wait_s,
+            now=time.time(),
+        )
+        self._progress.decision = decision.to_json()
+        self._emit(FanOutDecided(run_id=self._run_id, decision=self._progress.decision))
+        lead = await warmth.enter(self._prefix, decision)
+        self._progress.decision |= {"role": lead.role, "waited_s": round(lead.waited_s, 3)}
+        if lead.waited_s > 0:
+            self._emit(WaitedForLeader(run_id=self._run_id, waited_s=lead.waited_s))
+        return lead
+
+    async def _reserve(self, turn: int, number: int, request: ModelRequest) -> _Attempt:
+        quote = quote_call(self._params, body_bytes=len(request.body), calls=self._progress.calls)
+        return _Attempt(turn=turn, number=number, reservation=await self._purse.reserve(quote))
+
+    async def _announce(self, attempt: _Attempt) -> None:
+        """Put the attempt on the log before anything is sent."""
+        decision = self._progress.decision if attempt.turn <= 1 and attempt.number == 1 else None
+        await self._journal.call_started(
+            attempt.turn, attempt.number, model=self._params.model, prefix=self._prefix, decision=decision
+        )
+        attempt.sent_at = time.time()
+
+    def _close(self, attempt: _Attempt, outcome: Outcome, reply: Reply | None = None, error: str = "") -> None:
+        """Book the attempt and settle what was set aside for it."""
+        if attempt.over:
+            return
+        attempt.over = True
+        if not attempt.sent_at:
+            attempt.reservation.settle(Usage())
+            return
+        known = self._progress.open
+        usage = reply.usage if reply else known.usage if known else Usage()
+        message_id = (reply.message_id or "") if reply else known.message_id if known else ""
+        self._ledger.book(
+            CallFacts(
+                at=attempt.sent_at,
+                turn=attempt.turn,
+                attempt=attempt.number,
+                model=self._params.model,
+                outcome=outcome,
+                usage=usage,
+                message_id=message_id,
+                error=error,
+                prefix=self._prefix,
+                warm_tokens=self._decision.warm_tokens if self._decision else 0,
+                ttl=ttl_of(self._params.cache_safe),
+            )
+        )
+        attempt.reservation.settle(None if outcome == "unconfirmed" else usage)
+
+    async def _stream(self, request: ModelRequest, attempt: _Attempt, lead: Lead | None) -> tuple[Reply, int]:
+        try:
+            await self._announce(attempt)
+            async with aclosing(self._llm.stream(request)) as events:
+                async for event in events:
+                    match event:
+                        case MessageStarted():
+                            self._began(event, attempt, lead)
+                        case TextDelta():
+                            self._emit(TextStreamed(run_id=self._run_id, text=event.text))
+                        case CallRetried():
+                            attempt = await self._again(request, attempt, event)
+                            if lead is not None:
+                                lead.pauses(event.delay_s)
+                        case MessageFinished():
+                            await self._finished(event.reply, attempt)
+                            return event.reply, attempt.number - 1
+        except ProviderError as exc:
+            self._close(attempt, self._outcome(exc), error=str(exc))
+            raise
+        finally:
+            self._close(attempt, "unconfirmed")
+        raise AssertionError("a provider's stream ends with MessageFinished or raises")
+
+    def _outcome(self, error: ProviderError) -> Outcome:
+        """Say whether a failed attempt may have been billed: not where the provider answered with an error."""
+        return "unconfirmed" if self._progress.open is not None or error.status in (None, 200) else "failed"
+
+    async def _again(self, request: ModelRequest, attempt: _Attempt, retried: CallRetried) -> _Attempt:
+        """Close an attempt that failed and begin the next one."""
+        self._close(attempt, self._outcome(retried.error), error=str(retried.error))
+        self._progress.cut_off()
+        self._emit(
+            CallFailedOnce(run_id=self._run_id, turn=attempt.turn, error=str(retried.error), delay_s=retried.delay_s)
+        )
+        following = await self._reserve(attempt.turn, attempt.number + 1, request)
+        await self._announce(following)
+        following.sent_at += retried.delay_s
+        return following
+
+    async def _finished(self, reply: Reply, attempt: _Attempt) -> None:
+        first = attempt.turn == 1
+        await self._journal.turn_finished(
+            attempt.turn, reply, retries=attempt.number - 1, cache=self._progress.cache if first else None
+        )
+        self._close(attempt, "confirmed", reply)
+        self._progress.open = None
+
+    def _began(self, started: MessageStarted, attempt: _Attempt, lead: Lead | None) -> None:
+        self._emit(
+            CallBegan(run_id=self._run_id, turn=attempt.turn, message_id=started.message_id, usage=started.usage)
+        )
+        self._progress.open = CallRecord(
+            turn=attempt.turn,
+            message_id=started.message_id,
+            usage=started.usage,
+            stop_reason=None,
+            retries=0,
+            complete=False,
+        )
+        if lead is None:
+            return
+        lead.began(TTL_S[ttl_of(self._params.cache_safe)])
+        uncached = started.usage.prompt_tokens - started.usage.cache_read_tokens
+        self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at)
+        check = check_first_call(
+            self._params, plan=self._prompt.plan, started=started, led=lead.role == "leader", sent_at=attempt.sent_at
+        )
+        self._progress.cache = check
+        if check.cause is not None:
+            self._emit(CacheBreakDetected(run_id=self._run_id, check=check))
+            cache_break_detected(
+                run_id=self._run_id,
+                label=self._params.fork_label,
+                cache_read=check.read,
+                cache_creation=check.written,
+                hit_ratio=check.hit_ratio,
+                cause=check.cause,
+                detail=check.detail,
+            )
