@@ -280,7 +280,11 @@ class ModelCalls:
         uncached = started.usage.prompt_tokens - started.usage.cache_read_tokens
         self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at)
         check = check_first_call(
-            self._params, plan=self._prompt.plan, started=started, led=lead.role == "leader", sent_at=attempt.sent_at
+            self._params,
+            plan=self._prompt.plan,
+            started=started,
+            decision=self._progress.decision or {},
+            sent_at=attempt.sent_at,
         )
         self._progress.cache = check
         if check.cause is not None:
