@@ -221,7 +221,7 @@ def _diverging(found: Difference, a: Side, b: Side) -> tuple[Divergence, Finding
         likely_cause=likely.name,
     )
     cause = f"{dimension}_changed" if found.dimension in _TOLD_BY_API else "parameters_changed"
-    return divergence, Finding(cause=cause, says=likely.says, todo=likely.todo)
+    return divergence, Finding(cause="respelt" if found.respelt else cause, says=likely.says, todo=likely.todo)
 
 
 def _shown(body: bytes, span: Span | None, leaf: Any) -> str:

@@ -199,12 +199,6 @@ LIKELY_CAUSES: tuple[LikelyCause, ...] = (
     ),
     # The history.
     LikelyCause(
-        "thinking_modified",
-        "A thinking block was changed or left out; it is bound to its exact bytes.",
-        "Send assistant messages back as the bytes they came in.",
-        thinking_kind,
-    ),
-    LikelyCause(
         "input_keys_reordered",
         "The arguments of a tool call are the same in another order, which is another prefix.",
         "Send assistant messages back as the bytes they came in; a parsed and re-serialised call loses its order.",
@@ -268,6 +262,12 @@ LIKELY_CAUSES: tuple[LikelyCause, ...] = (
         "The child's history begins, or goes on, with what came later in the parent's: messages were cut off.",
         "Send the whole history; a shorter one costs more than the cached long one.",
         lambda case: case.found.dimension == "messages" and sliced(case),
+    ),
+    LikelyCause(
+        "thinking_modified",
+        "A thinking block was changed or left out; it is bound to its exact bytes.",
+        "Send assistant messages back as the bytes they came in.",
+        thinking_kind,
     ),
     LikelyCause(
         "history_compacted",
