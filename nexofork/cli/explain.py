@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nexofork.cli.exit_codes import NOT_COMPLETED, OK
+from nexofork.cli.exit_codes import BAD_INPUT, NOT_COMPLETED, OK
 from nexofork.cli.explained_run import explain_run
 from nexofork.cli.explanation_lines import explanation_lines, run_lines
 from nexofork.cli.options import header, json_option, rfc3339, target_options, token
@@ -48,16 +48,12 @@ def explain(what: tuple[str, ...], *, parent: Path | None, as_json: bool, target
     A is what was cached, B what came later; or give the id of a run, which is compared with its parent. The exit code
     is 0 where nothing is lost, 1 where something is, 2 for bad input.
     """
-
-    async def files() -> int:
-        return _files(what[0], what[1], as_json=as_json, **facts)
-
     if len(what) > 2:
         raise click.UsageError(f"{len(what)} things were given; compare two request files, or name one run.")
     if len(what) == 2:
         if parent is not None:
             raise click.UsageError("--parent is for a run; of two files the first is the parent.")
-        finish(files)
+        raise click.exceptions.Exit(_files(what[0], what[1], as_json=as_json, **facts))
     if Path(what[0]).exists():
         raise click.UsageError(f"{what[0]} is a file; give the file to compare it with as well.")
     if given := [name for name, value in facts.items() if value]:
@@ -78,8 +74,12 @@ def _files(
     sent_at_a: float | None,
     sent_at_b: float | None,
 ) -> int:
-    one = _sent(a, headers_a, reply_a, sent_at_a)
-    other = _sent(b, headers_b, reply_b, sent_at_b)
+    try:
+        one = _sent(a, headers_a, reply_a, sent_at_a)
+        other = _sent(b, headers_b, reply_b, sent_at_b)
+    except ForkRefused as exc:
+        click.echo(f"Error: {' '.join(str(exc).split())}", err=True)
+        return BAD_INPUT
     explanation = compare(one, other, minimum_tokens=_minimum(one.body))
     if as_json:
         print_json(explanation.to_json())
@@ -90,6 +90,7 @@ def _files(
 
 
 async def _run(run_id: str, *, parent: Path | None, as_json: bool, target: Target) -> int:
+    """Explain a run; its parent's file is read before NATS is asked for anything."""
     sent = None if parent is None else _sent(str(parent), (), None, None).body
     async with open_target(target) as bus:
         explained = await explain_run(bus, run_id, pool=target.pool, parent=sent)

@@ -17,11 +17,13 @@ __all__ = ["explanation_lines", "run_lines"]
 
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Yield the lines about two requests."""
-    if not explanation.findings:
+    found, parted = explanation.divergence, _diverging(explanation)
+    if found is None and not explanation.findings:
         yield "Nothing differs: B begins with all of A and can read what A cached."
         yield f"  cached  {_tokens(explanation, explanation.tokens_cached)}"
-        return
-    found, parted = explanation.divergence, _diverging(explanation)
+    elif found is not None and parted is None:
+        yield "They part behind the last block that A cached, so nothing is lost by it."
+        yield from _where(explanation)
     for finding in explanation.findings:
         here = found is not None and finding.cause == parted
         yield f"{finding.cause} ({found.likely_cause})" if found and here else finding.cause
@@ -82,7 +84,8 @@ def _where(explanation: Explanation) -> Iterator[str]:
     yield f"  where   {plain(found.path)}"
     for name, offset, shown in offsets:
         yield f"  {name}       {plain(shown)}" + ("" if offset is None else f"   (byte {offset:,})")
-    yield f"  loses   {', '.join(found.loses)}"
+    if _diverging(explanation):
+        yield f"  loses   {', '.join(found.loses)}"
     if len(explanation.differing) > 1:
         yield f"  differ  {', '.join(explanation.differing)}"
 

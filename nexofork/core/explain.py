@@ -87,6 +87,7 @@ class Explanation:
     """The outcome of a comparison."""
 
     divergence: Divergence | None = None
+    """Set too where the requests part only behind what was cached: then it is no finding."""
     findings: tuple[Finding, ...] = ()
     """Everything that was found, the surest first."""
     differing: tuple[str, ...] = ()
@@ -143,6 +144,7 @@ def explain(
     divergence, kept = None, 0 if findings else scale.cached
     if found:
         divergence, finding = _diverging(found[0], ours, theirs)
+    if divergence and not (markings.write and found[0].position > markings.write.position):
         findings.append(finding)
         kept = min(kept, scale.before(found[0].position))
     elif marked := list(_markers(markings, reading, ours, scale, minimum_tokens)):
