@@ -146,13 +146,15 @@ def explain(
         divergence, finding = _diverging(found[0], ours, theirs)
     if divergence and not (markings.write and found[0].position > markings.write.position):
         findings.append(finding)
-        kept = min(kept, scale.before(found[0].position))
+        kept = min(kept, scale.before(found[0].position, _reads(reading)))
     elif marked := list(_markers(markings, reading, ours, scale, minimum_tokens)):
         findings += marked
         kept = 0
     if not findings and (timed := list(_timing(one, other, markings))):
         findings += timed
         kept = 0
+    if findings and other.usage and other.usage.prompt_tokens:
+        kept = min(scale.cached, other.usage.cache_read_tokens)
     findings += _ttl(markings, reading)
     dimensions = [difference.dimension for difference in found]
     dimensions += [name for name in ("ttl", "workspace") if any(name in finding.cause for finding in findings)]
@@ -203,9 +205,11 @@ class _Scale:
     def _bytes_up_to(self, position: int) -> int:
         return self._ends[position]
 
-    def before(self, position: int) -> int:
-        """Return the tokens of the longest entry that ends before a position."""
-        entries = [entry for entry in self._entries if entry < position]
+    def before(self, position: int, reads: set[int]) -> int:
+        """Return the tokens of the longest entry before a position that one of these markers finds."""
+        entries = [
+            entry for entry in self._entries if entry < position and any(0 <= read - entry < LOOKBACK for read in reads)
+        ]
         return round(self._bytes_up_to(entries[-1]) * self._rate) if entries else 0
 
 
@@ -282,7 +286,7 @@ def _markers(a: Markings, b: Markings, ours: Side, scale: _Scale, minimum_tokens
         )
         return
     entries = {*a.held, a.write.position}
-    reads = {*b.held, *([b.write.position] if b.write else [])}
+    reads = _reads(b)
     if not reads:
         yield Finding(
             cause="unmarked",
@@ -303,6 +307,11 @@ def _markers(a: Markings, b: Markings, ours: Side, scale: _Scale, minimum_tokens
             says=where + (" An older, shorter entry can still be read." if earlier else ""),
             todo="Keep a marker where the parent last wrote.",
         )
+
+
+def _reads(markings: Markings) -> set[int]:
+    """Return the positions from which the provider looks back."""
+    return {*markings.held, *([markings.write.position] if markings.write else [])}
 
 
 def _ttl(a: Markings, b: Markings) -> Iterable[Finding]:

@@ -25,6 +25,7 @@ from nexofork.core.symptoms import (
     off,
     one_sided,
     reminds,
+    reshaped,
     result_cut,
     same_result,
     sliced,
@@ -196,6 +197,12 @@ LIKELY_CAUSES: tuple[LikelyCause, ...] = (
         "The system prompt was not sent again.",
         "Send the parent's system prompt with every request.",
         lambda case: case.found.dimension == "system" and not case.b.layout.system and bool(case.a.layout.system),
+    ),
+    LikelyCause(
+        "reshaped",
+        "The same text is given as a plain string on one side and as a content block on the other.",
+        "Give it in one form from the first request on; a block can carry a marker.",
+        reshaped,
     ),
     # The history.
     LikelyCause(

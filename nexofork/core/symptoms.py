@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nexofork.core.divergence import Difference
-    from nexofork.core.layout import Block
+    from nexofork.core.layout import Block, Message
     from nexofork.core.side_by_side import Side
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "off",
     "one_sided",
     "reminds",
+    "reshaped",
     "result_cut",
     "same_result",
     "sliced",
@@ -60,6 +61,7 @@ _COMPACTED = re.compile(r"(?i)\b(?:summar(?:y|ised|ized)|compact(?:ed|ion)|conve
 _REMINDER = re.compile(r"(?i)<system-reminder|<reminder|\breminder:")
 _CUT = re.compile(r"(?i)truncat|omitted|cleared|elided|removed|replaced|too long|\.\.\.\s*$|…\s*$|\[\.\.\.")
 DATED = re.compile(r"[-@](?:\d{8}|latest)$")
+_TOOL_BLOCKS = ("tool_use", "tool_result", "server_tool_use")
 _AROUND = 60
 
 
@@ -202,14 +204,14 @@ def sliced(case: Case) -> bool:
     return bool(rest) and any(ours[start : start + len(rest)] == rest for start in range(at + 1, len(ours)))
 
 
-def _skipped(case: Case) -> Iterator[Block]:
-    """Yield the blocks of the earlier history that the later one left out."""
+def _skipped(case: Case) -> Iterator[Message]:
+    """Yield the messages of the earlier history that the later one left out."""
     ours, theirs = case.messages
     at = case.message
     for index in range(at, len(ours)):
         if at < len(theirs) and ours[index] == theirs[at]:
             return
-        yield from case.a.layout.messages[index].blocks
+        yield case.a.layout.messages[index]
 
 
 def injected(case: Case) -> bool:
@@ -241,30 +243,32 @@ def _extra_block(case: Case, *, added: bool) -> Block | None:
 
 def reminds(case: Case, *, added: bool) -> bool:
     """Whether what only one side has is a reminder: `added` to the later one, or missing from it."""
-    side, other = (case.b, case.a) if added else (case.a, case.b)
+    side = case.b if added else case.a
+    if injected(case) if added else sliced(case):
+        extra = [side.layout.messages[case.message]] if added else list(_skipped(case))
+        return all(_REMINDER.search(words) for message in extra for words in _bare(side, message.blocks))
     block = _extra_block(case, added=added)
     if block is not None:
         return bool(_REMINDER.search(side.bare(block).decode()))
-    if case.words is not None:
-        one, more = case.words if added else case.words[::-1]
-        at = _inserted(one, more)
-        return at is not None and bool(_REMINDER.search(more[max(0, at - 20) : at + len(more) - len(one)]))
-    at_b = case.message
-    if not (injected(case) if added else sliced(case)) or at_b >= len(side.layout.messages):
+    if case.words is None:
         return False
-    return bool(_REMINDER.search(side.raw(side.layout.messages[at_b].span).decode())) and other is not side
+    one, more = case.words if added else case.words[::-1]
+    at = _inserted(one, more)
+    return at is not None and bool(_REMINDER.search(more[max(0, at - 20) : at + len(more) - len(one)]))
 
 
 def calls_dropped(case: Case) -> bool:
     """Whether what the later history lacks are tool calls or their results."""
-    tools = ("tool_use", "tool_result", "server_tool_use")
     if sliced(case):
-        return any(block.kind in tools for block in _skipped(case)) and case.message > 0
+        # Where messages without a call are gone as well, it is not the calls that were meant.
+        return case.message > 0 and all(
+            any(block.kind in _TOOL_BLOCKS for block in message.blocks) for message in _skipped(case)
+        )
     gone = _extra_block(case, added=False)
     if gone is not None:
-        return gone.kind in tools
+        return gone.kind in _TOOL_BLOCKS
     one, other = case.kinds
-    return one in tools and other not in tools and len(case.blocks[1]) < len(case.blocks[0])
+    return one in _TOOL_BLOCKS and other not in _TOOL_BLOCKS and len(case.blocks[1]) < len(case.blocks[0])
 
 
 def _result_text(leaf: Any) -> str:
@@ -304,6 +308,14 @@ def compacted(case: Case) -> bool:
 def thinking_kind(case: Case) -> bool:
     """Whether the earlier history has a thinking block in this place."""
     return bool({"thinking", "redacted_thinking"} & set(case.kinds[:1]))
+
+
+def reshaped(case: Case) -> bool:
+    """Whether the same text is a plain string on one side and a block on the other."""
+    match case.found.leaf_a, case.found.leaf_b:
+        case (str(words), {"text": str(shown)}) | ({"text": str(shown)}, str(words)):
+            return words == shown
+    return False
 
 
 def off(thinking: Any) -> bool:

@@ -125,6 +125,8 @@ CASES: list[tuple[str, Callable[[dict[str, Any]], Any], str, str]] = [
     ("tool_keys_reordered", put("tools.1", dict(reversed(BASH.items()))), "tools", "tools[1]"),
     ("tools_replaced", put("tools.1", {"name": "Other", "input_schema": {}}), "tools", "tools[1].name"),
     ("system_missing", remove("system"), "system", "system[0]"),
+    ("reshaped", put("system", "You are the agent of a long session."), "system", "system[0]"),
+    ("reshaped", put("messages.3.content", "I see."), "messages", "messages[3].content[0]"),
     ("thinking_modified", put("messages.1.content.0.thinking", "Hm!"), "messages", "messages[1].content[0].thinking"),
     ("thinking_modified", remove("messages.1.content.0"), "messages", "messages[1].content[0].type"),
     (
@@ -147,6 +149,13 @@ CASES: list[tuple[str, Callable[[dict[str, Any]], Any], str, str]] = [
         lambda body: body["messages"].__delitem__(slice(0, 2)),
         "messages",
         "messages[0].content[0].type",
+    ),
+    ("history_sliced", lambda body: body["messages"].__delitem__(slice(1, 4)), "messages", ""),
+    (
+        "reminder_injected",
+        lambda body: body["messages"].insert(3, {"role": "user", "content": [REMINDER]}),
+        "messages",
+        "messages[3].role",
     ),
     (
         "history_compacted",
@@ -338,6 +347,17 @@ def test_tokens_are_counted_by_the_bill_where_there_is_one() -> None:
     assert billed.tokens_lost == billed.tokens_cached - billed.tokens_kept
 
 
+def test_an_older_entry_counts_only_where_a_marker_finds_it() -> None:
+    """What stands before the divergence is kept if the later request looks there; its bill settles it."""
+    body = request(system=[text("Shared.", tokens=2_000, mark=MARK)])
+    other = request(system=[text("Shared.", tokens=2_000)])
+    other["messages"] = [{"role": "user", "content": [text(f"{n}") for n in range(25)] + [text("end", mark=MARK)]}]
+    billed = Sent(body=wire(other), usage=Usage(cache_read_tokens=77, cache_write_5m_tokens=5_000))
+
+    assert explain(wire(body), wire(other)).tokens_kept == 0
+    assert explain(wire(body), billed).tokens_kept == 77
+
+
 def grown(body: dict[str, Any], blocks: int, *, mark: dict[str, str] | None = MARK) -> dict[str, Any]:
     """The body with a message of so many blocks behind it, marked at its end alone."""
     more = [text(f"{n}") for n in range(blocks - 1)] + [text("end", mark=mark)]
@@ -497,3 +517,17 @@ def test_a_changed_byte_is_located_exactly(body: bytes, data: st.DataObject) -> 
 
     assert found is not None
     assert (found.offset_a, found.offset_b) == (at, at)
+
+
+@examples(60)
+@given(a=request_bodies(), b=request_bodies())
+def test_any_two_requests_can_be_explained(a: bytes, b: bytes) -> None:
+    """Whatever they are, what is said is printable, fits into JSON and points into the bodies."""
+    explanation = explain(a, b)
+
+    assert json.loads(json.dumps(explanation.to_json()))["cause"] == explanation.cause
+    assert 0 <= explanation.tokens_kept <= explanation.tokens_cached
+    if (found := explanation.divergence) is not None:
+        assert (found.shown_a + found.shown_b).isprintable()
+        assert found.offset_a is None or 0 <= found.offset_a <= len(a)
+        assert found.offset_b is None or 0 <= found.offset_b <= len(b)
