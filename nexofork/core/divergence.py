@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["LOSES", "Difference", "differences"]
 
 LOSES = {
-    "workspace": ("tools", "system", "messages"),
     "model": ("tools", "system", "messages"),
     "version": ("tools", "system", "messages"),
     "betas": ("tools", "system", "messages"),
@@ -86,8 +85,6 @@ def differences(a: Side, b: Side) -> Iterator[Difference]:
 
 def _difference(dimension: str, a: Side, b: Side) -> Difference | None:
     match dimension:
-        case "workspace":
-            return None  # said of the requests, not in them
         case "version":
             return _header(dimension, "anthropic-version", a, b)
         case "betas":
@@ -103,7 +100,7 @@ def _difference(dimension: str, a: Side, b: Side) -> Difference | None:
     return _parameter(dimension, a, b)
 
 
-def first_lost(dimension: str, layout: Layout) -> int:
+def _first_lost(dimension: str, layout: Layout) -> int:
     """Return the first cache position that a changed parameter loses."""
     return {"tools": 0, "system": len(layout.tools)}.get(LOSES[dimension][0], len(layout.tools) + len(layout.system))
 
@@ -145,7 +142,7 @@ def _parameter(dimension: str, a: Side, b: Side) -> Difference | None:
         at_b=at_b,
         leaf_a=leaves[0],
         leaf_b=leaves[1],
-        position=first_lost(dimension, a.layout),
+        position=_first_lost(dimension, a.layout),
     )
 
 
@@ -181,7 +178,7 @@ def _toggle(dimension: str, a: Side, b: Side) -> Difference | None:
         at_b=spans[1],
         leaf_a=None if spans[0] is None else dimension,
         leaf_b=None if spans[1] is None else dimension,
-        position=first_lost(dimension, a.layout),
+        position=_first_lost(dimension, a.layout),
     )
 
 

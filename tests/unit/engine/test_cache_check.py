@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from dataclasses import replace
@@ -210,6 +211,23 @@ async def test_a_response_that_the_api_does_not_know_is_named(
 
     assert (check.cause, check.diagnosis) == ("parent_unknown", "previous_message_not_found")
     assert "workspace" in check.detail
+
+
+async def test_a_parent_whose_response_has_not_begun_is_named(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """Its entry cannot be read yet, however equal the bytes are."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(parent.ask(answer={"text": "At last.", "delay_s": 1.0}))
+        await sim.received(1)
+        body = sim.body(0)
+        assert body is not None
+        snapshot = CacheSafeParams.from_parent_request(body, sent_at=time.time())
+
+        check = await first_check(forks, snapshot, llm)
+
+    assert (check.cause, check.read) == ("not_yet_visible", 0)
+    assert "first byte" in check.detail
 
 
 def sim_body(body: dict[str, Any]) -> bytes:
