@@ -130,11 +130,11 @@ def _assumptions(found: Estimate) -> list[str]:
     )
     by = "by the parent's bill" if found.counted_by == "bill" else "guessed from bytes"
     price = "not known"
-    if found.facts is not None:
-        rates = found.facts.price_for(found.prefix_tokens + found.tail_tokens)
+    if (facts := found.tariff.facts) is not None:
+        rates = facts.price_for(found.prefix_tokens + found.tail_tokens)
         price = (
             f"${rates.input:g} fresh, ${rates.read:g} read, ${rates.write(found.ttl):g} written ({found.ttl}), "
-            f"${rates.output:g} output per million; {brief(found.facts.source, 60)}"
+            f"${rates.output:g} output per million; {brief(facts.source, 60)}"
         )
     cache = f"warm, {found.warm_tokens:,} tokens" if found.warm_tokens else "cold"
     lines = [

@@ -52,7 +52,6 @@ class Estimate:
     """What a fan-out is expected to cost, and what that rests on."""
 
     model: str
-    children: int
     turns: int
     output_tokens: int
     """What every turn of every child is taken to answer."""
@@ -68,10 +67,8 @@ class Estimate:
     """How much of the prefix is taken to be cached already."""
     cache_why: str
     ttl: str
-    minimum_tokens: int
-    """The shortest prefix the provider caches."""
-    facts: ModelFacts | None
-    """Where the prices come from; None where the model's are not known."""
+    tariff: Tariff
+    """Prices, their source, and the shortest prefix that is cached; its facts are None where nothing is known."""
     decision: Decision
     """How the fan-out would start."""
     shared: Bill
@@ -84,6 +81,11 @@ class Estimate:
     named: NamedAgents
     notes: tuple[str, ...]
     """What to know before relying on the figures."""
+
+    @property
+    def children(self) -> int:
+        """How many there are."""
+        return len(self.directive_tokens)
 
     @property
     def saved(self) -> float:
@@ -101,8 +103,8 @@ class Estimate:
             "cache_why": self.cache_why,
             "warm_tokens": self.warm_tokens,
             "ttl": self.ttl,
-            "minimum_tokens": self.minimum_tokens,
-            "price": _price_json(self.facts, self.prefix_tokens + self.tail_tokens),
+            "minimum_tokens": self.tariff.minimum_tokens,
+            "price": _price_json(self.tariff.facts, self.prefix_tokens + self.tail_tokens),
             "decision": self.decision.to_json(),
             "shared": self.shared.to_json(),
             "unshared": self.unshared.to_json(),
@@ -143,31 +145,21 @@ def estimate(
         ForkRefused: The snapshot or a directive cannot be forked, or a number makes no sense.
     """
     at = time.time() if now is None else now
-    _check(directives, turns=turns, output_tokens=output_tokens, fresh_context_tokens=fresh_context_tokens, now=at)
     refuse_if_fork(QuerySource.SDK, snapshot)
+    _check(directives, turns=turns, output_tokens=output_tokens, fresh_context_tokens=fresh_context_tokens, now=at)
     day, listed = datetime.fromtimestamp(at, UTC).date(), prices or current_prices()
     tariff = Tariff(facts=listed.facts(snapshot.model, day))
-    output = min(output_tokens, snapshot.max_tokens)
-    forecast = Forecast(
-        snapshot, directives, tariff=tariff, turns=turns, output=output, now=at, boilerplate=boilerplate
-    )
+    assumed = {"turns": turns, "output": output_tokens}
+    forecast = Forecast(snapshot, directives, tariff=tariff, now=at, boilerplate=boilerplate, **assumed)
     decision = forecast.decide(len(directives))
     shared = forecast.bill(decision.plan)
     other = fresh_model or snapshot.model
-    named = compare_named(
-        other,
-        Tariff(facts=listed.facts(other, day)),
-        context_tokens=fresh_context_tokens,
-        agents=len(directives),
-        turns=turns,
-        output=output,
-        fork=shared,
-    )
+    instead = Tariff(facts=listed.facts(other, day))
+    named = compare_named(other, instead, context_tokens=fresh_context_tokens, like=forecast, fork=shared)
     return Estimate(
         model=snapshot.model,
-        children=len(directives),
         turns=turns,
-        output_tokens=output,
+        output_tokens=forecast.output,
         counted_by="bill" if is_billed(snapshot) else "bytes",
         prefix_tokens=forecast.prefix,
         tail_tokens=forecast.tail,
@@ -175,8 +167,7 @@ def estimate(
         warm_tokens=forecast.warm,
         cache_why=forecast.cache_why,
         ttl=forecast.ttl,
-        minimum_tokens=tariff.minimum_tokens,
-        facts=tariff.facts,
+        tariff=tariff,
         decision=decision,
         shared=shared,
         unshared=forecast.unshared(),

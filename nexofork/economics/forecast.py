@@ -50,7 +50,7 @@ class Forecast:
         rate, state = tokens_per_byte(snapshot), cache_state(snapshot, now=now)
         self.tariff = tariff
         self.turns = turns
-        self.output = output
+        self.output = min(output, max(snapshot.max_tokens, 0))
         self.ttl = ttl_of(snapshot)
         self.prefix = round(len(snapshot.body) * rate)
         self.tail = round(base.tail_bytes * rate)

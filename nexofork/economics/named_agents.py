@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nexofork.economics.bills import Bill, Tariff
+    from nexofork.economics.forecast import Forecast
 
 __all__ = ["MOST_CONTEXT_TOKENS", "NamedAgents", "compare_named"]
 
@@ -52,20 +53,17 @@ class NamedAgents:
         }
 
 
-def compare_named(
-    model: str, tariff: Tariff, *, context_tokens: int, agents: int, turns: int, output: int, fork: Bill
-) -> NamedAgents:
+def compare_named(model: str, tariff: Tariff, *, context_tokens: int, like: Forecast, fork: Bill) -> NamedAgents:
     """Compare a fork with as many named agents.
 
     Args:
         model: What they would run on.
         tariff: What that costs.
         context_tokens: What each would start with.
-        agents: How many there are.
-        turns: How many calls each makes.
-        output: What each call answers.
-        fork: The bill of the fork.
+        like: The children of the fork; there are as many agents, with as many turns and as long answers.
+        fork: Their bill.
     """
+    turns, output = like.turns, like.output
 
     def bill(context: int) -> Bill:
         best = tariff.bill(uncached_conversation(context, turns=turns, output=output))
@@ -74,7 +72,7 @@ def compare_named(
             first = part(written=context, output=output) if cached else part(fresh=context, output=output)
             calls = conversation(first, turns=turns, ttl="5m", minimum_tokens=tariff.minimum_tokens)
             best = min(best, tariff.bill(calls), key=lambda one: one.input_cost)
-        return best * agents
+        return best * len(like.own)
 
     total = bill(context_tokens)
     priced = fork.priced and total.priced
