@@ -166,10 +166,10 @@ def _verdicts(found: Estimate) -> list[str]:
     if found.break_even_children is None:
         lines.append("Sharing never pays here.")
     else:
-        verb = "saves" if found.saved >= 0 else "costs"
-        more = "" if found.saved >= 0 else " more"
+        saves = f"saves {found.saved:.1%} of the input bill"
+        effect = saves if found.saved >= 0 else f"costs {-found.saved:.1%} more input than not sharing"
         children = "1 child" if found.break_even_children == 1 else f"{found.break_even_children:,} children"
-        lines.append(f"Sharing {verb} {abs(found.saved):.1%}{more} of the input bill; it pays from {children} on.")
+        lines.append(f"Sharing {effect}; it pays from {children} on.")
     named = found.named
     if named.cheaper is None or named.difference_usd is None:
         return lines

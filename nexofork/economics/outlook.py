@@ -13,6 +13,7 @@ from nexofork.core.markers import TTL_S
 
 if TYPE_CHECKING:
     from nexofork.core.snapshot import CacheSafeParams
+    from nexofork.core.usage import Usage
 
 __all__ = [
     "BYTES_PER_TOKEN",
@@ -31,6 +32,8 @@ SMALLEST_MINIMUM = 512
 """The shortest prefix that is cached on any model; to go by where the model's own is not known."""
 _EXPIRING_S = 10.0
 """An entry that lives no longer than this may be gone before a child gets there."""
+_MOST_TOKENS = 100_000_000
+"""No prompt is longer; a bill that says so was not written by the provider."""
 _PREFILL_TOKENS_PER_S = 20_000.0
 _OVERHEAD_S = 0.5
 
@@ -57,13 +60,13 @@ def ttl_of(snapshot: CacheSafeParams) -> str:
 
 def is_billed(snapshot: CacheSafeParams) -> bool:
     """Whether the parent's own bill came with the snapshot, so that its tokens need not be guessed."""
-    return bool(snapshot.reply and snapshot.reply.usage.prompt_tokens)
+    return _bill(snapshot) is not None
 
 
 def tokens_per_byte(snapshot: CacheSafeParams) -> float:
     """Return how many tokens a byte of this conversation is, by the parent's own bill where there is one."""
-    billed = snapshot.reply.usage.prompt_tokens if snapshot.reply else 0
-    return billed / len(snapshot.body) if billed else 1 / BYTES_PER_TOKEN
+    bill = _bill(snapshot)
+    return 1 / BYTES_PER_TOKEN if bill is None else bill.prompt_tokens / len(snapshot.body)
 
 
 def warm_tokens(snapshot: CacheSafeParams, *, now: float) -> int:
@@ -87,12 +90,12 @@ def cache_state(snapshot: CacheSafeParams, *, now: float) -> CacheState:
     def cold(why: str) -> CacheState:
         return CacheState(tokens=0, why=why)
 
-    usage = snapshot.reply.usage if snapshot.reply else None
+    usage = _bill(snapshot)
     if snapshot.write is None:
         return cold("the parent's request marks nothing to be cached")
     if not snapshot.exact:
         return cold("the request is not byte for byte what the parent sent")
-    if usage is None or not usage.prompt_tokens:
+    if usage is None:
         return cold("no bill of the parent's call is known")
     if snapshot.sent_at is None:
         return cold("it is not known when the parent's call was sent")
@@ -106,3 +109,13 @@ def cache_state(snapshot: CacheSafeParams, *, now: float) -> CacheState:
     if left_s < _EXPIRING_S:
         return cold(f"the parent's call was sent {now - snapshot.sent_at:,.0f} s ago and its entry lives for {ttl}")
     return CacheState(tokens=cached, why=f"the parent's entry lives for another {min(left_s, TTL_S[ttl]):,.0f} s")
+
+
+def _bill(snapshot: CacheSafeParams) -> Usage | None:
+    """Return what the parent's call was billed; None where that is not known, or cannot be."""
+    usage = snapshot.reply.usage if snapshot.reply else None
+    if usage is None or min(usage.input_tokens, usage.cache_read_tokens) < 0:
+        return None
+    if min(usage.cache_write_5m_tokens, usage.cache_write_1h_tokens) < 0:
+        return None
+    return usage if 0 < usage.prompt_tokens <= _MOST_TOKENS else None
