@@ -151,6 +151,23 @@ async def test_a_request_file_without_a_bill(
     check(found, await billed(sim, forks, llm, snapshot, texts))
 
 
+@pytest.mark.parametrize(("tokens", "mark"), [(20_000, None), (20_000, MARK), (400_000, MARK)])
+async def test_the_fan_out_starts_as_it_was_estimated_to(
+    parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent, tokens: int, mark: dict[str, str] | None
+) -> None:
+    """Estimate and runtime decide by the same figures."""
+    snapshot = await parent.ask(tokens=tokens, mark=mark, model="claude-opus-5-5")
+    texts = directives(3, QUICK)
+    first, *_ = await forks.fork_each(fork(snapshot, llm), texts)
+    decided = (await first.result()).decision
+
+    expected = estimate(snapshot, texts).decision
+    assert decided is not None
+    assert decided["plan"] == expected.plan
+    assert decided["shared_tokens"] == expected.shared_tokens
+    assert decided["leader_first"] == pytest.approx(expected.leader_first, rel=0.01)
+
+
 @pytest.mark.parametrize("children", [1, 2, 3])
 async def test_sharing_pays_from_the_break_even_on(
     sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent, children: int

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexofork import ForkStatus
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import (
     cost_usd,
@@ -21,9 +22,14 @@ from nexofork.economics.prices import (
 )
 from nexofork.errors import BadPrices, UnknownModelPrice
 from nexofork.simulator.catalog import CATALOG
+from tests.support.parents import fork
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nexofork import AnthropicProvider, DefaultForkSubagent
+    from nexofork.simulator import Simulator
+    from tests.support.parents import Parent
 
 ENTRY = """
 [[price]]
@@ -106,9 +112,7 @@ def test_the_simulator_bills_what_we_say(model: str, prompt_tokens: int) -> None
     facts = model_facts(model)
 
     assert (ours.input, ours.read, ours.output) == (theirs.input, theirs.read, theirs.output)
-    assert ours.write_5m * 1e6 == pytest.approx(
-        theirs.of(fresh=0, read=0, write_5m=10**6, write_1h=0, output=0) * 10**6
-    )
+    assert ours.write_5m == pytest.approx(theirs.of(fresh=0, read=0, write_5m=10**6, write_1h=0, output=0))
     assert ours.write_1h == pytest.approx(theirs.of(fresh=0, read=0, write_5m=0, write_1h=10**6, output=0))
     assert facts is not None
     assert facts.minimum_tokens == CATALOG[model].minimum_cacheable_tokens
@@ -215,6 +219,23 @@ def test_a_bad_file_in_the_environment_is_named(tmp_path: Path, monkeypatch: pyt
 
     with pytest.raises(BadPrices, match=r"none\.toml cannot be used: it cannot be read \(No such file"):
         cost_usd(Usage(), "claude-opus-5-5")
+
+
+async def test_a_fork_under_a_bad_file_fails_before_it_calls(
+    sim: Simulator,
+    parent: Parent,
+    llm: AnthropicProvider,
+    forks: DefaultForkSubagent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is sent that could not be accounted for, and the result names the file."""
+    snapshot = await parent.ask()
+    monkeypatch.setenv("NEXOFORK_PRICES", str(written(tmp_path, "price = 1")))
+    result = await (await forks.fork(fork(snapshot, llm))).result()
+
+    assert (result.status, result.end, sim.request_count) == (ForkStatus.FAILED, "BadPrices", 1)
+    assert "begin every entry with [[price]]" in (result.error or "")
 
 
 def test_a_price_is_not_read_from_disk_again() -> None:
