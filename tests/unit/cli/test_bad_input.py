@@ -123,8 +123,6 @@ def test_options_that_are_wrong(
         ("--filter", "read-only"),
         ("--workspace", "git:."),
         ("--workspace", "path:/tmp"),
-        ("--budget-usd", "1"),
-        ("--budget-tokens", "1000"),
     ],
 )
 def test_what_comes_later_is_refused(files: Files, capfd: pytest.CaptureFixture[str], name: str, value: str) -> None:
