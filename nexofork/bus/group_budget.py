@@ -189,6 +189,10 @@ class GroupBudget:
         except WrongTip:
             self._known = None
             return False
+        except AlreadyStored:
+            full = "its log takes no more changes. Go on under another group name"
+            await self._failed(self._unusable(full), bookings, wishes)
+            return True
         except BusError as exc:
             self._known, self._unsure = None, True
             await self._failed(exc, bookings, wishes)
@@ -203,10 +207,9 @@ class GroupBudget:
     async def _failed(self, error: BusError, bookings: Sequence[_Booking], wishes: Sequence[_Wish]) -> None:
         """Try again later, or tell that this would not help."""
         log.warning("the budget of group %r was not written: %s", self._group, error)
-        hopeless = not error.retryable or isinstance(error, AlreadyStored)
-        if hopeless:
+        if not error.retryable:
             self._over(bookings)
-        if hopeless or isinstance(error, StoreFull):
+        if not error.retryable or isinstance(error, StoreFull):
             for wish in wishes:
                 self._answer(wish, error)
         await asyncio.sleep(_RETRY_S)
@@ -253,6 +256,9 @@ class GroupBudget:
         if wish in self._wishes:
             self._wishes.remove(wish)
 
+    def _unusable(self, why: str) -> BusError:
+        return BusError(f"The budget of group {self._group!r} cannot be used: {why}.", retryable=False)
+
     async def _read(self) -> tuple[Account, int]:
         stored = await last_of(self._bus, self._stream, self._subject)
         if stored is None:
@@ -260,7 +266,7 @@ class GroupBudget:
         try:
             account = decode_account(stored.data)
         except BadMessage as exc:
-            raise BusError(f"The budget of group {self._group!r} cannot be read: {exc}", retryable=False) from exc
+            raise self._unusable("it cannot be read. Use another group name") from exc
         if account.limit != self._limit:
             log.info("the budget of group %r was set by its first fork to %s", self._group, account.limit)
         return account, stored.seq

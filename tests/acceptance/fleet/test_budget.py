@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,8 +80,9 @@ async def test_twenty_children_on_three_hosts_share_what_suffices_for_half(fleet
             assert "'half'" in (result.error or "")
 
 
-async def test_a_lost_daemon_leaves_nothing_open(fleet: Fleet) -> None:
-    """Its calls count in full, those it never sent do not, and the others go on within the budget."""
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_daemon_that_ends_leaves_nothing_open(fleet: Fleet, end: signal.Signals) -> None:
+    """Killed or told to stop: its calls count in full, and the others go on within the budget."""
     await short_answers(fleet)
     doomed = await fleet.daemon("doomed", slots=4)
     limit = 60_000
@@ -91,7 +93,8 @@ async def test_a_lost_daemon_leaves_nothing_open(fleet: Fleet) -> None:
         await fleet.sim.received(4)
         await fleet.daemons(2, slots=4)
         rest = await forks.fork_each(params, [says(f"Part {number}.", DONE) for number in range(9)], group="g")
-        await doomed.kill()
+        doomed.signal(end)
+        await doomed.gone()
         fleet.sim.release("never")
         results = [await handle.result() for handle in (*lost, *rest)]
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nexofork.bus.failures import NotPermitted
 from nexofork.bus.group_budget import GroupBudgets, LeftBehind
+from nexofork.bus.jetstream import call as call_api
 from nexofork.bus.jetstream import store
 from nexofork.bus.reading import read_subject
 from nexofork.errors import BusError, OverBudget
 from nexofork.wire.budget import Account, budget_run_id, decode_account
-from nexofork.wire.messages import Amount, BudgetLimit
+from nexofork.wire.messages import Amount, BudgetLimit, encode
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import reports
 from tests.support.nats import Proxy, connected
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.bus.embedded import EmbeddedServer
     from nexofork.bus.group_budget import GroupBudget
+    from tests.support.nats import AccountsServer
 
 
 @asynccontextmanager
@@ -203,6 +206,39 @@ async def test_a_write_whose_answer_is_lost_counts_once(nats_server: EmbeddedSer
     assert (account.spent.tokens, set(account.open)) == (30, {"r2.1.1"})
 
 
+async def test_an_account_that_takes_no_more_changes_fails_the_call(
+    nats_server: EmbeddedServer, pool_bus: Bus, pool: str
+) -> None:
+    """A subject of the log has room for so many messages; nobody hangs, and no call goes that is not booked."""
+    info = await call_api(pool_bus, f"STREAM.INFO.{log_stream(pool)}")
+    await call_api(pool_bus, f"STREAM.UPDATE.{log_stream(pool)}", {**info["config"], "max_msgs_per_subject": 2})
+    async with holders(nats_server.url, 1, pool=pool) as (host,), asyncio.timeout(10):
+        budget = host.of_group("g", BudgetLimit(tokens=1_000))
+        for number in (1, 2):
+            await budget.reserve(f"r{number}.1.1", of(1))
+        with pytest.raises(BusError, match="takes no more changes"):
+            await budget.reserve("r3.1.1", of(1))
+        budget.settle("r1.1.1", None)
+        await budget.flushed()
+
+
+async def test_daemons_may_keep_accounts_and_parents_may_not(accounts_server: AccountsServer) -> None:
+    """The permissions that daemons have for reports are all it takes; a parent cannot give itself money."""
+    async with connected(accounts_server.url, seed=accounts_server.seeds["daemon"]) as daemon:
+        budgets = GroupBudgets(daemon)
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+            writer = tasks.create_task(budgets.run())
+            budget = budgets.of_group("allowed", BudgetLimit(tokens=100))
+            await budget.reserve("r1.1.1", of(60))
+            budget.settle("r1.1.1", None)
+            await budget.flushed()
+            assert (await budget.account()).spent.tokens == 60
+            writer.cancel()
+    async with connected(accounts_server.url, seed=accounts_server.seeds["parent"]) as parent:
+        with pytest.raises(NotPermitted):
+            await store(parent, reports(budget_run_id("allowed")), encode(Account(name="allowed")))
+
+
 async def test_an_account_that_cannot_be_read_fails_the_call(
     nats_server: EmbeddedServer, pool_bus: Bus, pool: str
 ) -> None:
@@ -210,6 +246,6 @@ async def test_an_account_that_cannot_be_read_fails_the_call(
     await store(pool_bus, reports(budget_run_id("bad"), pool), b"garbage")
     limit = BudgetLimit(tokens=1_000)
     async with holders(nats_server.url, 1, pool=pool) as (host,), asyncio.timeout(10):
-        with pytest.raises(BusError, match="budget of group 'bad' cannot be read"):
+        with pytest.raises(BusError, match="budget of group 'bad' cannot be used: it cannot be read"):
             await host.of_group("bad", limit).reserve("r1.1.1", of(1))
         assert await host.of_group("good", limit).reserve("r1.1.1", of(1)) == Amount(tokens=1)

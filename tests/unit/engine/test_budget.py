@@ -172,8 +172,8 @@ async def test_dollars_for_a_model_without_a_price_are_refused(
     snapshot = type(await parent.ask()).from_parent_request(body)
 
     with pytest.raises(ForkRefused, match=r"'claude-nova-9'.*tokens.*price file"):
-        await forks.fork(fork(snapshot, llm, **{which: Budget(usd=1)}), group="g")
-    handle = await forks.fork(fork(snapshot, llm, **{which: Budget(tokens=10)}), group="g")
+        await forks.fork(fork(snapshot, llm, "Look.", **{which: Budget(usd=1)}), group="g")
+    handle = await forks.fork(fork(snapshot, llm, "Look.", **{which: Budget(tokens=10)}), group="g")
     assert (await handle.result()).status is ForkStatus.OVER_BUDGET
 
 
@@ -202,6 +202,17 @@ async def test_a_failed_attempt_that_cost_nothing_counts_as_nothing(
     result = await (await forks.fork(fork(snapshot, llm, flaky, budget=Budget(tokens=7_000)))).result()
 
     assert (result.ok, sim.request_count) == (True, 4)
+
+
+async def test_a_call_that_broke_off_is_not_sent_again_beyond_the_budget(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """It was billed, nobody knows for how much: the retry finds no room."""
+    breaks = says("Look.", {"text": "Done.", "fault": {"cut_after_events": 3, "times": 1}})
+
+    result = await (await forks.fork(fork(snapshot, llm, breaks, budget=Budget(tokens=7_000)))).result()
+
+    assert (result.status, sim.request_count) == (ForkStatus.OVER_BUDGET, 2)
 
 
 def account(tokens: int) -> Account:
