@@ -169,6 +169,13 @@ class GroupBudget:
         """
         return (await self._read())[0]
 
+    def give_up(self, error: Exception) -> None:
+        """Tell everybody who waits that it will not be written."""
+        self._known = None
+        self._over(list(self._bookings))
+        for wish in list(self._wishes):
+            self._answer(wish, error)
+
     async def write(self) -> None:
         """Apply what is pending, in one compare-and-set that is tried until it wins; what has to wait stays pending."""
         tries = 0
@@ -181,6 +188,9 @@ class GroupBudget:
         try:
             account, seq = self._known or await self._read()
             changed, answers = self._applied(account, bookings, wishes)
+            if self._known and len(answers) < len(wishes):
+                self._known = None  # nobody waits for what has changed by now
+                return False
             if changed is not account or self._unsure:
                 # An earlier write of ours that is still on its way cannot land behind this one.
                 entry = encode(changed.model_copy(update={"at": time.time()}))
@@ -308,7 +318,12 @@ class GroupBudgets:
                 pass
             self._wake.clear()
             for budget in list(self._busy):
-                await budget.write()
+                try:
+                    await budget.write()
+                except Exception as exc:
+                    # One group's defect must not end the daemon, nor keep its runs waiting.
+                    log.exception("a group's budget could not be kept")
+                    budget.give_up(exc)
                 if not budget.has_work:
                     self._busy.discard(budget)
 

@@ -22,7 +22,7 @@ from nexofork.wire.messages import Amount, BudgetLimit, CallBudget
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Budget", "FreePurse", "LocalTill", "Purse", "Reservation", "RunPurse", "Till", "cost_of", "refuse_unpriced"]
+__all__ = ["Budget", "FreePurse", "LocalTill", "Purse", "Reservation", "RunPurse", "Till", "check_budgets", "cost_of"]
 
 WAIT_S = 600.0
 """How long a call waits for others to settle: as long as the longest of them may take."""
@@ -206,19 +206,22 @@ def cost_of(model: str) -> Callable[[Usage], Amount]:
         try:
             usd = cost_usd(usage, model)
         except UnknownModelPrice:
-            usd = 0.0  # no dollars are limited then, see `refuse_unpriced`
+            usd = 0.0  # no dollars are limited then, see `check_budgets`
         # A provider may report anything; less than nothing is nothing.
         return Amount(tokens=max(0, usage.prompt_tokens + usage.output_tokens), usd=max(0.0, usd))
 
     return cost
 
 
-def refuse_unpriced(model: str, *budgets: Budget | None) -> None:
-    """Refuse a limit in dollars for a model whose price is not known.
+def check_budgets(model: str, *budgets: Budget | None) -> None:
+    """Refuse what is no budget, and dollars for a model whose price is not known.
 
     Raises:
-        ForkRefused: It is such a limit.
+        ForkRefused: It is one of these.
     """
+    for budget in budgets:
+        if not isinstance(budget, Budget | None):
+            raise ForkRefused(f"A budget is {budget!r}; pass Budget(usd=…) or Budget(tokens=…).")
     if all(budget is None or budget.usd is None for budget in budgets):
         return
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nexofork.core.boilerplate import check_directive, reminder
 from nexofork.core.prompt import ChildPrompt, ForkBase
 from nexofork.core.query_source import QuerySource, refuse_if_fork
-from nexofork.engine.budget import refuse_unpriced
+from nexofork.engine.budget import check_budgets
 from nexofork.engine.dispatch import NoTools
 from nexofork.engine.filters import AllowAllFilter
 from nexofork.errors import BadReply, CacheBreak, ForkRefused, WorkspaceMismatch
@@ -169,7 +169,7 @@ def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
         raise ForkRefused(f"max_turns is {params.max_turns}; give the fork at least one turn.")
     if params.timeout is not None and params.timeout <= 0:
         raise ForkRefused(f"timeout is {params.timeout}; give seconds above 0, or None for no limit.")
-    refuse_unpriced(params.model, params.budget, params.group_budget)
+    check_budgets(params.model, params.budget, params.group_budget)
     check_directive(params.directive)
     refuse_if_fork(params.parent_ctx.query_source, params.cache_safe)
     _refuse_cache_breaks(params)

@@ -76,7 +76,8 @@ class Account(Message):
 
     def over(self, amount: Amount, *, waited_s: float | None = None) -> OverBudget:
         """Return the error for a call there is no room for."""
-        usd = self.limit.usd is not None and _passed(BudgetLimit(usd=self.limit.usd), self.spent + self.held + amount)
+        due = self.spent + amount if self.room(amount) is Room.NEVER else self.spent + self.held + amount
+        usd = self.limit.usd is not None and _passed(BudgetLimit(usd=self.limit.usd), due)
         unit: Literal["usd", "tokens"] = "usd" if usd else "tokens"
 
         def of(value: Amount) -> float:

@@ -11,13 +11,14 @@ from nexofork.bus.failures import NotPermitted
 from nexofork.bus.group_budget import GroupBudgets, LeftBehind
 from nexofork.bus.jetstream import call as call_api
 from nexofork.bus.jetstream import store
+from nexofork.bus.provisioning import provision
 from nexofork.bus.reading import read_subject
 from nexofork.errors import BusError, OverBudget
 from nexofork.wire.budget import Account, budget_run_id, decode_account
 from nexofork.wire.messages import Amount, BudgetLimit, encode
 from nexofork.wire.streams import log_stream
-from nexofork.wire.subjects import reports
-from tests.support.nats import Proxy, connected
+from nexofork.wire.subjects import DEFAULT_POOL, reports
+from tests.support.nats import SMALL, Proxy, connected
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.bus.embedded import EmbeddedServer
     from nexofork.bus.group_budget import GroupBudget
-    from tests.support.nats import AccountsServer
+    from tests.support.nats import AccountsServer, Cluster
 
 
 @asynccontextmanager
-async def holders(url: str, count: int, *, pool: str, wait_s: float = 20.0) -> AsyncIterator[list[GroupBudgets]]:
-    """So many processes, as far as NATS can tell, with their writers at work."""
+async def holders(
+    url: str, count: int, *, pool: str = DEFAULT_POOL, wait_s: float = 20.0
+) -> AsyncIterator[list[GroupBudgets]]:
+    """So many processes, as far as NATS can tell, with their writers at work; they take turns at the URLs."""
+    urls = url.split(",")
     async with AsyncExitStack() as stack:
-        buses = [await stack.enter_async_context(connected(url)) for _ in range(count)]
+        buses = [await stack.enter_async_context(connected(urls[number % len(urls)])) for number in range(count)]
         found = [GroupBudgets(bus, pool=pool, wait_s=wait_s) for bus in buses]
         async with asyncio.TaskGroup() as tasks:
             writers = [tasks.create_task(one.run()) for one in found]
@@ -112,6 +116,34 @@ async def test_a_crowd_with_money_for_half_stays_within_and_ends(
     assert (outcomes.count("made"), outcomes.count("over")) == (19, 41)
     assert within(states, 1_000)
     assert (states[-1].spent.tokens, states[-1].open) == (950, {})
+
+
+async def test_three_servers_keep_one_account(cluster: Cluster) -> None:
+    """Replicated, with writers at all three: nothing is lost and nothing passes the limit."""
+    limit = BudgetLimit(tokens=100)
+
+    async def call(budget: GroupBudget, key: str) -> bool:
+        try:
+            await budget.reserve(key, of(20))
+        except OverBudget:
+            return False
+        budget.settle(key, Amount(tokens=3))
+        return True
+
+    async with connected(cluster.urls[0]) as bus:
+        await provision(bus, max_bytes=SMALL)
+        async with holders(",".join(cluster.urls), 3) as hosts, asyncio.timeout(30):
+            async with asyncio.TaskGroup() as tasks:
+                budgets = [host.of_group("replicated", limit) for host in hosts]
+                calls = [tasks.create_task(call(budgets[number % 3], f"r{number}.1.1")) for number in range(45)]
+            for budget in budgets:
+                await budget.flushed()
+        states = await changes(bus, DEFAULT_POOL, "replicated")
+
+    made = sum(task.result() for task in calls)
+    assert made == 27
+    assert within(states, 100)
+    assert (states[-1].spent.tokens, states[-1].open) == (3 * made, {})
 
 
 async def test_a_call_waits_for_one_on_another_host(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:

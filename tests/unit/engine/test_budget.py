@@ -164,6 +164,15 @@ async def test_a_group_budget_needs_a_group(
 
 
 @pytest.mark.parametrize("which", ["budget", "group_budget"])
+async def test_a_bare_number_is_no_budget(
+    snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent, which: str
+) -> None:
+    """It does not say of what."""
+    with pytest.raises(ForkRefused, match=r"A budget is 0.5; pass Budget\(usd=…\)"):
+        await forks.fork(fork(snapshot, llm, "Look.", **{which: 0.5}), group="g")
+
+
+@pytest.mark.parametrize("which", ["budget", "group_budget"])
 async def test_dollars_for_a_model_without_a_price_are_refused(
     llm: AnthropicProvider, forks: DefaultForkSubagent, parent: Parent, which: str
 ) -> None:
