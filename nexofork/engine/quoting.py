@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nexofork.core.markers import TTL_S
 from nexofork.core.usage import Usage
+from nexofork.economics.prices import model_facts
 from nexofork.engine.budget import cost_of
 from nexofork.engine.outlook import ttl_of, warm_tokens
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["BYTES_PER_TOKEN", "CallQuotes"]
 
 BYTES_PER_TOKEN = 2
+_SPARSE = 8
+"""Bytes per token of the loosest text, for what must not be counted too high."""
 _EXPIRING_S = 10.0
 """An entry that lives no longer than this may be gone before the call gets there."""
 
@@ -66,7 +69,11 @@ class CallQuotes:
         now = self._now()
         last = calls[-1] if calls else None
         prompt = self._prompt_tokens(size_bytes, last)
-        warm = min(prompt, max(self._known_warm(last, now), self._shared_tokens() if is_warm else 0))
+        warm = self._known_warm(last, now)
+        if last is None and is_warm and self._is_cacheable():
+            own = size_bytes - len(self._params.cache_safe.body) - self._base.tail_bytes
+            warm = max(warm, prompt - _dense(own))
+        warm = min(warm, prompt)
         self._sent[turn] = _Sent(at=now, size_bytes=size_bytes)
         hour = ttl_of(self._params.cache_safe) == "1h"
         return self._cost(
@@ -95,12 +102,11 @@ class CallQuotes:
             return 0, 0
         return billed, len(snapshot.body)
 
-    def _shared_tokens(self) -> int:
-        """Return how much of the prompt all siblings have in common, at the least."""
-        snapshot = self._params.cache_safe
+    def _is_cacheable(self) -> bool:
+        """Whether the prefix is sure to be as long as the provider wants it: a shorter one is silently not kept."""
+        facts = model_facts(self._params.model)
         billed, _ = self._parents_bill()
-        # The tail is counted by the loosest rule here: what is not certainly shared is not quoted as read.
-        return (billed or len(snapshot.body) // 8) + self._base.tail_bytes // 8
+        return facts is None or (billed or len(self._params.cache_safe.body) // _SPARSE) >= facts.minimum_tokens
 
     def _known_warm(self, last: CallRecord | None, now: float) -> int:
         snapshot = self._params.cache_safe

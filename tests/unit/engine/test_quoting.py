@@ -84,10 +84,17 @@ def test_without_a_bill_everything_counts_by_its_bytes() -> None:
 def test_behind_a_leader_the_shared_part_is_read() -> None:
     """Although the parent's own entry is long gone."""
     params = ForkParams(cache_safe=snapshot(), prompt_messages="Look.")
-    cold, warm = first(params, now=NOW + 4_000), first(params, now=NOW + 4_000, is_warm=True)
+    tail = ForkBase(params.cache_safe).tail_bytes
 
-    assert warm[0] == cold[0]
-    assert warm[1] < cold[1] - priced(cache_write_5m_tokens=4_500)
+    shared = 5_010 + (tail + 1) // 2
+    expected = priced(cache_read_tokens=shared, cache_write_5m_tokens=50, output_tokens=1_000)
+    assert first(params, added=tail + 100, now=NOW + 4_000, is_warm=True) == (shared + 50 + 1_000, expected)
+
+
+def test_a_prefix_too_short_to_be_kept_is_never_quoted_as_read() -> None:
+    """A leader's response began, and yet nothing is in the cache."""
+    params = ForkParams(cache_safe=snapshot(bill=Usage(input_tokens=900)), prompt_messages="Look.")
+    assert first(params, is_warm=True) == first(params, is_warm=False)
 
 
 def test_an_override_of_max_tokens_is_the_longest_answer() -> None:
