@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 _RENEW_S = 1.0
 _SILENT_S = 3.0
-_EXPIRING_S = 5.0
-"""An entry with less than this left may be gone before a call gets there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +140,7 @@ class FleetWarmth:
             if seq != seen:
                 seen, seen_at = seq, now
             left_s = record.until - self.clock.now()
-            if record.state == "warm" and left_s > _EXPIRING_S:
+            if record.state == "warm" and left_s > 0:
                 return Standing(warm_s=left_s, waited=waited)
             silence_s = seen_at + _SILENT_S - now
             slowness_s = record.since + patience_s - self.clock.now()

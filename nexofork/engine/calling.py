@@ -7,8 +7,9 @@ The first call takes its place behind a sibling that writes the same prefix, whe
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nexofork.core.markers import TTL_S
@@ -112,6 +113,7 @@ class ModelCalls:
         self._progress = progress
         self._prefix = prefix_key(params, base)
         self._decision: Decision | None = None
+        self._attempts: Counter[int] = Counter()
         self.quotes = CallQuotes(params, base)
 
     async def make(self, turn: int) -> tuple[Reply, int]:
@@ -131,14 +133,14 @@ class ModelCalls:
                 if lead.role == "leader" and self._decision is not None and self._decision.plan == "prewarm":
                     await self._prewarm(lead)
             # Only now: behind a leader the call costs less, and nothing is set aside while it waits.
-            attempt = await self._reserve(turn, 1, request)
+            attempt = await self._reserve(turn, request)
             try:
                 return await self._stream(request, attempt, lead)
             except ProviderError as exc:
                 if not (asked and self._diagnostics_refused(exc)):
                     raise
             request = self._request(turn)
-            attempt = await self._reserve(turn, 2, request)
+            attempt = await self._reserve(turn, request)
             return await self._stream(request, attempt, lead)
         finally:
             if attempt is not None:
@@ -188,7 +190,7 @@ class ModelCalls:
         snapshot = self._params.cache_safe
         request = ModelRequest(body=self._base.prewarm_body(), headers=snapshot.headers, query=snapshot.query)
         try:
-            reply, retries = await self._stream(request, await self._reserve(0, 1, request), lead)
+            reply, retries = await self._stream(request, await self._reserve(0, request), lead)
         except ProviderError as exc:
             self._progress.decision = {**(self._progress.decision or {}), "prewarm_failed": str(exc)}
             return
@@ -202,12 +204,16 @@ class ModelCalls:
             )
         )
 
-    async def _reserve(self, turn: int, number: int, request: ModelRequest) -> _Attempt:
+    async def _reserve(self, turn: int, request: ModelRequest) -> _Attempt:
+        """Set aside what the next attempt of a turn may cost."""
+
         def quote() -> Amount:
             is_warm = self._warmth.is_warm(self._prefix)
             return self.quotes.quote(turn, size_bytes=len(request.body), calls=self._progress.calls, is_warm=is_warm)
 
-        return _Attempt(turn=turn, number=number, reservation=await self._purse.reserve(quote))
+        reservation = await self._purse.reserve(quote)
+        self._attempts[turn] += 1
+        return _Attempt(turn=turn, number=self._attempts[turn], reservation=reservation)
 
     async def _announce(self, attempt: _Attempt) -> None:
         """Put the attempt on the log before anything is sent."""
@@ -285,16 +291,19 @@ class ModelCalls:
         self._emit(
             CallFailedOnce(run_id=self._run_id, turn=attempt.turn, error=str(retried.error), delay_s=retried.delay_s)
         )
-        following = await self._reserve(attempt.turn, attempt.number + 1, request)
+        following = await self._reserve(attempt.turn, request)
         await self._announce(following)
         following.sent_at += retried.delay_s
         return following
 
     async def _finished(self, reply: Reply, attempt: _Attempt) -> None:
+        self._close(attempt, "confirmed", reply)
+        if self._progress.open is not None:
+            # Until it is on the log it does not count as a turn, but it is billed in full.
+            self._progress.open = replace(self._progress.open, usage=reply.usage)
         if attempt.turn:
             cache = self._progress.cache if attempt.turn == 1 else None
             await self._journal.turn_finished(attempt.turn, reply, retries=attempt.number - 1, cache=cache)
-        self._close(attempt, "confirmed", reply)
         self._progress.open = None
 
     def _began(self, started: MessageStarted, attempt: _Attempt, lead: Lead | None) -> None:

@@ -30,6 +30,8 @@ Role: TypeAlias = Literal["leader", "follower", "alone", "free"]
 _LEAST_PATIENCE_S = 5.0
 _PATIENCE = 4.0
 """How many times the expected first-byte time a leader is given before another one leads beside it."""
+_EXPIRING_S = 5.0
+"""An entry with less than this left may be gone before a call gets there."""
 _LONG_PAUSE_S = 2.0
 """A leader that pauses longer than this before it tries again lets another one lead."""
 
@@ -95,7 +97,7 @@ class Lead:
 
     def began(self, ttl_s: float) -> None:
         """The response began: the entry is there, for `ttl_s` from when the call was sent."""
-        self._warmth._warm(self, until=self.sent_at + ttl_s, ttl_s=ttl_s)
+        self._warmth._warm(self, until=self.sent_at + ttl_s - _EXPIRING_S, ttl_s=ttl_s)
 
     def pauses(self, delay_s: float) -> None:
         """The call failed and is tried again after a while; a long one is not for others to wait for."""

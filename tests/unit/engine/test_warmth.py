@@ -161,16 +161,16 @@ async def test_who_does_not_wait_has_waited_no_time() -> None:
 
 
 async def test_warmth_ends_with_the_ttl_counted_from_the_sending() -> None:
-    """After the entry's time the next one leads again."""
+    """Shortly before the entry's time is over the next one leads again."""
     clock = Ticking(step_s=0.0)
     warmth = Warmth(now=clock)
     first = await warmth.enter("prefix", LEADER_FIRST)
     clock.at = 100.0
     first.began(ttl_s=300.0)
 
-    clock.at = 299.0
+    clock.at = 294.0
     assert (await warmth.enter("prefix", LEADER_FIRST)).role == "follower"
-    clock.at = 301.0
+    clock.at = 296.0
     assert (await warmth.enter("prefix", LEADER_FIRST)).role == "leader"
 
 
