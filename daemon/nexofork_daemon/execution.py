@@ -18,6 +18,7 @@ from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
 from nexofork.bus.reading import first_of, last_direct, last_of
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
+from nexofork.engine.ledger import Account
 from nexofork.engine.params import prepare
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
 from nexofork.engine.run import ForkRun
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from nexofork.bus.pickup import Delivery
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork_daemon.host import Host
+    from nexofork_daemon.ledger import RunLedger
 
 __all__ = ["Execution"]
 
@@ -60,6 +62,7 @@ class Execution:
         self.token = AbortToken()
         """Throwing it ends the run; the cause decides how."""
         self._news = asyncio.Event()
+        self._ledger: RunLedger | None = None
 
     @property
     def run_id(self) -> str:
@@ -130,12 +133,32 @@ class Execution:
                 # Over, or asked for twice: the other request's delivery is the lease.
                 await self._delivery.ack()
                 return
+            self._ledger = self._opened(request, state)
             journal = await self._claimed(request, state)
             if journal is not None:
                 await self._owned(request, state, journal)
         finally:
             deaf()
             await subscription.unsubscribe()
+
+    def _opened(self, request: Requested, state: Rebuilt) -> RunLedger:
+        """Return where this epoch books its calls, behind those that earlier daemons may not have lived to book.
+
+        Booking a call again is harmless: the entry that knows most counts.
+        """
+        account = Account(
+            run_id=self.run_id,
+            epoch=state.epoch + 1,
+            label=request.label,
+            group=request.group,
+            parent=request.parent.id or request.parent.host,
+            host=self._host.identity.name,
+            pool=self._host.settings.pool,
+        )
+        ledger = self._host.ledger.of_run(account)
+        for call in state.calls:
+            ledger.book(call.facts, epoch=call.epoch, host=call.daemon)
+        return ledger
 
     def _posted(self, name: str) -> None:
         if name == "abort":
@@ -272,6 +295,7 @@ class Execution:
             emit=feed.show,
             journal=SideEffectsOnly(journal) if request.skip_transcript else journal,
             mailbox=mail,
+            ledger=self._ledger,
             history=state.history,
         )
         deaf = self._host.inboxes.listen(self.run_id, mail.hint)
@@ -296,6 +320,8 @@ class Execution:
         if reason is AbortReason.LEASE_LOST:
             log.info("run %s: let go, %s", self.run_id, result.error)
             return
+        if self._ledger is not None:
+            await self._ledger.flush()  # so that the ledger knows every call of a run that is over
         if reason is AbortReason.SHUTDOWN:
             await self._hand_over(journal, result.error or "")
             return

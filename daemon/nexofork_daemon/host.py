@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.inboxes import Inboxes
+    from nexofork_daemon.ledger import DaemonLedger
     from nexofork_daemon.request import SnapshotShelf
     from nexofork_daemon.settings import DaemonSettings
 
@@ -32,3 +33,4 @@ class Host:
     warmth: Warmth
     shelf: SnapshotShelf
     inboxes: Inboxes
+    ledger: DaemonLedger

@@ -21,6 +21,7 @@ from nexofork.wire.messages import Daemon, Presence
 from nexofork_daemon.execution import Execution
 from nexofork_daemon.host import Host
 from nexofork_daemon.inboxes import Inboxes
+from nexofork_daemon.ledger import DaemonLedger
 from nexofork_daemon.request import SnapshotShelf
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ async def run_daemon(
         warmth=Warmth(),
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
+        ledger=DaemonLedger(bus, identity),
     )
     await host.inboxes.open()
     await _Service(host, stop, hurry or asyncio.Event()).serve(ready)
@@ -115,6 +117,7 @@ class _Service:
         async with asyncio.TaskGroup() as tasks, asyncio.TaskGroup() as runs:
             self._runs = runs
             announcing = tasks.create_task(self._announce())
+            booking = tasks.create_task(self._host.ledger.write())
             ready()
             try:
                 await self._pickup.run(self._stop)
@@ -124,6 +127,8 @@ class _Service:
             self._changed.set()  # that it drains is said at once
             await self._drain()
             announcing.cancel()
+            booking.cancel()
+        await self._host.ledger.close()
         if self._host.bus.connected:
             await self._say(draining=True)
         if problem is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from nexofork.client.handle import ForkHandle, ForkRecord
 from nexofork.client.waiting import Foreground
 from nexofork.engine.abort import AbortReason, AbortToken
+from nexofork.engine.ledger import Account, MemoryLedger
 from nexofork.engine.mailbox import LocalMailbox
 from nexofork.engine.params import DelegateMode, prepare
 from nexofork.engine.run import ForkRun
@@ -43,6 +44,8 @@ class DefaultForkSubagent:
         self._warmth = Warmth(wait_s=leader_wait_s)
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[AbortToken] = set()
+        self.ledger = MemoryLedger()
+        """Every model call its forks made; `nexofork.economics.ledger` sums it."""
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
@@ -112,6 +115,7 @@ class DefaultForkSubagent:
             warmth=self._warmth,
             emit=record.add,
             mailbox=mailbox,
+            ledger=self.ledger.of_run(Account(run_id=record.run_id, label=record.label)),
         )
         self._running.add(token)
         tasks.create_task(self._run(run, token), name=f"fork-{record.run_id}")

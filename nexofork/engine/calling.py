@@ -111,6 +111,8 @@ class ModelCalls:
         self._progress = progress
         self._prefix = prefix_key(params, base)
         self._decision: Decision | None = None
+        self._number = 0
+        """Of the newest attempt."""
 
     async def make(self, turn: int) -> tuple[Reply, int]:
         """Make one call and return its reply, recorded, and how often it was tried again.
@@ -131,7 +133,7 @@ class ModelCalls:
                 if turn > 1 or not self._diagnostics_refused(exc):
                     raise
             request = self._request(turn)
-            attempt = await self._reserve(turn, 2, request)
+            attempt = await self._reserve(turn, self._number + 1, request)
             return await self._stream(request, attempt, lead)
         finally:
             self._close(attempt, "unconfirmed")
@@ -175,6 +177,7 @@ class ModelCalls:
         return lead
 
     async def _reserve(self, turn: int, number: int, request: ModelRequest) -> _Attempt:
+        self._number = number
         quote = quote_call(self._params, body_bytes=len(request.body), calls=self._progress.calls)
         return _Attempt(turn=turn, number=number, reservation=await self._purse.reserve(quote))
 
@@ -194,8 +197,10 @@ class ModelCalls:
         if not attempt.sent_at:
             attempt.reservation.settle(Usage())
             return
+        if outcome == "unconfirmed" and time.time() < attempt.sent_at:
+            outcome, error = "failed", "it was not sent: the run ended before it was tried again"
         known = self._progress.open
-        usage = reply.usage if reply else known.usage if known else Usage()
+        usage = reply.usage if reply else known.usage if known else None
         message_id = (reply.message_id or "") if reply else known.message_id if known else ""
         self._ledger.book(
             CallFacts(
@@ -212,7 +217,7 @@ class ModelCalls:
                 ttl=ttl_of(self._params.cache_safe),
             )
         )
-        attempt.reservation.settle(None if outcome == "unconfirmed" else usage)
+        attempt.reservation.settle(None if outcome == "unconfirmed" else usage or Usage())
 
     async def _stream(self, request: ModelRequest, attempt: _Attempt, lead: Lead | None) -> tuple[Reply, int]:
         try:
@@ -256,10 +261,11 @@ class ModelCalls:
 
     async def _finished(self, reply: Reply, attempt: _Attempt) -> None:
         first = attempt.turn == 1
+        # What it was billed for is known now, even if the run turns out to be lost.
+        self._close(attempt, "confirmed", reply)
         await self._journal.turn_finished(
             attempt.turn, reply, retries=attempt.number - 1, cache=self._progress.cache if first else None
         )
-        self._close(attempt, "confirmed", reply)
         self._progress.open = None
 
     def _began(self, started: MessageStarted, attempt: _Attempt, lead: Lead | None) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "events",
     "inbox",
     "inbox_filter",
+    "ledger",
     "live_presence",
     "live_reports",
     "parent_alive",
@@ -137,6 +138,15 @@ def presence(nkey: str, instance: str) -> str:
     'presence.local.d1'
     """
     return f"presence.{check_token(nkey, 'nkey')}.{check_token(instance, 'instance')}"
+
+
+def ledger(nkey: str, instance: str) -> str:
+    """Daemon: what its runs' model calls were billed for.
+
+    >>> ledger("local", "d1")
+    'ledger.local.d1'
+    """
+    return f"ledger.{check_token(nkey, 'nkey')}.{check_token(instance, 'instance')}"
 
 
 def live_presence() -> str:
