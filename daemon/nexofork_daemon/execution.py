@@ -341,7 +341,8 @@ class Execution:
         await self._delivery.release()
 
     async def _final(self, result: ForkResult, epoch: int) -> Final:
-        payload = await self._host.blobs.pack(result.to_wire())
+        # How the fan-out started is on the log already, with the first call.
+        payload = await self._host.blobs.pack(replace(result, decision=None).to_wire())
         return Final(epoch=epoch, at=time.time(), status=result.status.value, result=payload)
 
     async def _refusal(self, request: Requested | None, problem: NexoforkError, *, epoch: int) -> Final:

@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.jetstream import EXPECTED_LAST, store
 from nexofork.bus.pickup import queue_depth
@@ -19,6 +20,7 @@ from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
 from nexofork.engine.events import (
+    FanOutDecided,
     ForkAsked,
     ForkClaimed,
     ForkEnded,
@@ -72,6 +74,7 @@ class RemoteRun:
         self._news = asyncio.Event()
         self._arrived: list[tuple[int, int, bytes]] = []
         self._names: dict[str, str] = {}
+        self._decision: dict[str, Any] | None = None
         self._seen = 0
         self._stale = False
         self._subscriptions: list[Subscription] = []
@@ -229,6 +232,9 @@ class RemoteRun:
                         host=message.daemon.host,
                     )
                 )
+            case wire.CallStarted() if message.decision is not None:
+                self._decision = message.decision
+                self.record.add(FanOutDecided(run_id=run_id, decision=message.decision))
             case wire.Turn():
                 self.record.add(await self._turn(message))
             case wire.ToolStarted():
@@ -286,7 +292,9 @@ class RemoteRun:
 
     async def _result(self, final: wire.Final) -> ForkResult:
         try:
-            return ForkResult.from_wire(await self._blobs.resolve(final.result))
+            result = ForkResult.from_wire(await self._blobs.resolve(final.result))
+            # It stands on the log once, with the call it was made for.
+            return result if result.decision else replace(result, decision=self._decision)
         except (BusError, BadMessage) as exc:
             return ForkResult(
                 run_id=self.record.run_id,

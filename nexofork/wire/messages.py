@@ -7,7 +7,7 @@ its own: after a publish whose answer was lost, the writer finds out by it wheth
 from __future__ import annotations
 
 import json
-import uuid
+import secrets
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -99,7 +99,7 @@ class Message(_Model):
     """What every message has."""
 
     v: Literal[1] = VERSION
-    id: str = Field(default_factory=lambda: uuid.uuid4().hex, max_length=128)
+    id: str = Field(default_factory=lambda: secrets.token_hex(8), max_length=128)
     at: float = 0.0
     """Unix time, for people; nothing is decided by it."""
 
