@@ -23,6 +23,7 @@ COMMANDS = {
     "wait": "Wait for runs and print their results.",
     "ps": "Show the runs and daemons of a pool.",
     "logs": "Show what a run's log holds.",
+    "cost": "Show what model calls cost, and what sharing saved.",
     "attach": "Watch a run until it is over.",
     "abort": "End runs.",
     "answer": "Answer something a run asks for.",

@@ -7,7 +7,6 @@ would not be what was asked for.
 from __future__ import annotations
 
 import sys
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +19,7 @@ from nexofork.core.reply import Reply
 from nexofork.core.snapshot import CACHE_HEADERS, CacheSafeParams
 from nexofork.engine.params import ForkParams, prepare
 from nexofork.errors import ForkRefused
+from nexofork.wire.messages import new_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +108,7 @@ def read_order(
     for directive in directives:
         check_directive(directive)
     prepare(params)
-    ids = run_ids or tuple(str(uuid.uuid4()) for _ in directives)
+    ids = run_ids or tuple(new_run_id() for _ in directives)
     return ForkOrder(target=target, params=params, directives=directives, run_ids=ids, group=group, **output)
 
 

@@ -29,18 +29,6 @@ _PLAIN = (
     *("epoch", "turn", "attempt", "call_id", "name", "is_error", "read_only"),
     *("ask_id", "what", "deadline_s", "reason"),
 )
-    "epoch",
-    "turn",
-    "attempt",
-    "call_id",
-    "name",
-    "is_error",
-    "read_only",
-    "ask_id",
-    "what",
-    "deadline_s",
-    "reason",
-)
 _REQUEST = ("directive", "label", "group", "max_turns", "timeout_s", "on_parent_gone", "skip_transcript", "sent_at")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import TYPE_CHECKING, Self
 
 from nexofork.client.handle import ForkHandle, ForkRecord
@@ -15,6 +14,7 @@ from nexofork.engine.params import DelegateMode, prepare
 from nexofork.engine.run import ForkRun
 from nexofork.engine.warmth import Warmth
 from nexofork.errors import ForkRefused
+from nexofork.wire.messages import new_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
@@ -100,7 +100,7 @@ class DefaultForkSubagent:
     def _start(self, tasks: asyncio.TaskGroup, params: ForkParams, base: ForkBase, prompt: ChildPrompt) -> ForkHandle:
         token = params.external_abort.child() if params.external_abort else AbortToken()
         record = ForkRecord(
-            run_id=str(uuid.uuid4()),
+            run_id=new_run_id(),
             label=params.fork_label,
             skip_transcript=params.skip_transcript,
             observer=params.on_message,

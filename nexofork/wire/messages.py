@@ -42,6 +42,7 @@ __all__ = [
     "decode_event",
     "decode_report",
     "encode",
+    "new_run_id",
 ]
 
 VERSION: Literal[1] = 1
@@ -310,6 +311,11 @@ _events: TypeAdapter[Requested | AbortEvent] = TypeAdapter(Event)
 _reports: TypeAdapter[
     Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final
 ] = TypeAdapter(Report)
+
+
+def new_run_id() -> str:
+    """Return a run id nobody has used: 80 random bits, since it stands on everything the run puts on the wire."""
+    return secrets.token_hex(10)
 
 
 def encode(message: BaseModel) -> bytes:
