@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _LINGER_S = 1.0
 """How long a call may wait for others to be written with, while nobody waits for it."""
-_GATHER_S = 0.02
+_GATHER_S = 0.05
 """How long it may where somebody does: runs of one fan-out end together."""
 _RETRY_S = 0.25
 _REFUSED_RETRY_S = 5.0

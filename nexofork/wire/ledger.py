@@ -60,7 +60,7 @@ class BookedCall(BaseModel):
     group: str | None = None
     parent: str = ""
     host: str = ""
-    """The daemon that made it."""
+    """The daemon that made it; on the wire, the one that books unless said."""
     pool: str = DEFAULT_POOL
 
     @property
@@ -104,6 +104,11 @@ def call_id(run_id: str, *, epoch: int, turn: int, attempt: int) -> str:
 def encode_calls(daemon: Daemon, calls: Sequence[BookedCall], *, at: float) -> bytes:
     """Return calls as one message."""
     plain = [call.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for call in calls]
+    for call in plain:
+        if call.get("host", "") == daemon.name:
+            call.pop("host", None)
+        else:
+            call.setdefault("host", "")
     first, *others = plain
     shared = {
         key: value
@@ -128,7 +133,9 @@ def decode_calls(data: bytes) -> tuple[Daemon, list[BookedCall]]:
     for call in message.calls:
         try:
             # As JSON, where an array is a tuple.
-            found.append(BookedCall.model_validate_json(json.dumps({**message.shared, **call})))
+            found.append(
+                BookedCall.model_validate_json(json.dumps({"host": message.daemon.name, **message.shared, **call}))
+            )
         except (ValidationError, ValueError):
             continue
     return message.daemon, found

@@ -10,7 +10,16 @@ import json
 import secrets
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from nexofork.errors import BadMessage
 
@@ -56,15 +65,31 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+def _unnamed(blob: dict[str, Any]) -> bool:
+    return "name" not in blob and "sha256" in blob
+
+
 class BlobRef(_Model):
     """A content kept beside the log: a name to find it by, a digest to check it with."""
 
     owner: Literal["parent", "daemon"]
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
-    """Usually the digest itself; another one where that name was taken."""
+    """Usually the digest itself, and then left out on the wire; another one where that name was taken."""
     sha256: str = Field(pattern=_HEX)
     size: int = Field(ge=0)
     chunks: int = Field(ge=1, le=100_000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_digest(cls, data: Any) -> Any:
+        return {**data, "name": data["sha256"]} if isinstance(data, dict) and _unnamed(data) else data
+
+    @model_serializer(mode="wrap")
+    def _without_that_name(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = write(self)
+        if self.name == self.sha256:
+            plain.pop("name", None)
+        return plain
 
 
 class Delta(_Model):
