@@ -19,7 +19,9 @@ from nexofork.bus.run_log import RunLog
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
+from nexofork.engine.cache_check import CacheCheck
 from nexofork.engine.events import (
+    CacheBreakDetected,
     FanOutDecided,
     ForkAsked,
     ForkClaimed,
@@ -236,6 +238,8 @@ class RemoteRun:
                 self._decision = message.decision
                 self.record.add(FanOutDecided(run_id=run_id, decision=message.decision))
             case wire.Turn():
+                if message.cache and (check := CacheCheck.from_wire(message.cache)).broken:
+                    self.record.add(CacheBreakDetected(run_id=run_id, check=check))
                 self.record.add(await self._turn(message))
             case wire.ToolStarted():
                 self._names[message.call_id] = message.name

@@ -210,17 +210,17 @@ def key_of(call: BookedCall, by: By) -> str:
 
 
 def _money(call: BookedCall, ideal: Usage) -> Money | None:
-    """Return the dollars of a call: the one place that asks for prices. None where they are not known."""
-    usage, model = call.usage, call.model
+    """Return the dollars of a call, at the prices of its day: the one place that asks for prices. None where they are not known."""
+    usage, model, on = call.usage, call.model, datetime.fromtimestamp(call.at, UTC).date()
     if not usage.prompt_tokens and not usage.output_tokens:
         return Money()
     try:
-        output = usage.output_tokens * price_of(model, usage.prompt_tokens).output / 1e6
-        ideal_input = input_cost_usd(ideal, model) if ideal.prompt_tokens else 0.0
+        output = usage.output_tokens * price_of(model, usage.prompt_tokens, on).output / 1e6
+        ideal_input = input_cost_usd(ideal, model, on) if ideal.prompt_tokens else 0.0
         return Money(
-            billed=cost_usd(usage, model),
-            billed_input=input_cost_usd(usage, model),
-            unshared=unshared_input_cost_usd(usage, model) + output,
+            billed=cost_usd(usage, model, on),
+            billed_input=input_cost_usd(usage, model, on),
+            unshared=unshared_input_cost_usd(usage, model, on) + output,
             ideal=ideal_input + (output if ideal.prompt_tokens else 0.0),
             ideal_input=ideal_input,
         )

@@ -122,15 +122,20 @@ class ModelCalls:
             ProviderError: It failed and trying again did not help or would not.
         """
         request = self._request(turn)
+        asked = turn == 1 and self._diagnosed_against() is not None
         attempt = await self._reserve(turn, 1, request)
         lead: Lead | None = None
         try:
             if turn == 1:
                 lead = await self._enter()
+                if lead.role == "leader" and self._decision is not None and self._decision.plan == "prewarm":
+                    self._close(attempt, "failed")  # nothing was sent; a run never holds two reservations
+                    await self._prewarm(lead)
+                    attempt = await self._reserve(turn, 1, request)
             try:
                 return await self._stream(request, attempt, lead)
             except ProviderError as exc:
-                if turn > 1 or not self._diagnostics_refused(exc):
+                if not (asked and self._diagnostics_refused(exc)):
                     raise
             request = self._request(turn)
             attempt = await self._reserve(turn, self._number + 1, request)
@@ -152,7 +157,7 @@ class ModelCalls:
 
     def _diagnostics_refused(self, error: ProviderError) -> bool:
         """Whether the server does not know the field; it is then never sent there again."""
-        if error.status != 400 or "diagnostics" not in str(error) or self._diagnosed_against() is None:
+        if error.status != 400 or "diagnostics" not in str(error):
             return False
         self._llm.diagnostics = False
         return True
@@ -171,10 +176,30 @@ class ModelCalls:
         self._progress.decision = decision.to_json()
         self._emit(FanOutDecided(run_id=self._run_id, decision=self._progress.decision))
         lead = await warmth.enter(self._prefix, decision)
-        self._progress.decision |= {"role": lead.role, "waited_s": round(lead.waited_s, 3)}
+        self._progress.decision["role"] = lead.role
         if lead.waited_s > 0:
+            self._progress.decision["waited_s"] = round(lead.waited_s, 3)
             self._emit(WaitedForLeader(run_id=self._run_id, waited_s=lead.waited_s))
         return lead
+
+    async def _prewarm(self, lead: Lead) -> None:
+        """Write the prefix with a call that asks for no answer; where that fails, the leader's own call writes it."""
+        snapshot = self._params.cache_safe
+        request = ModelRequest(body=self._base.prewarm_body(), headers=snapshot.headers, query=snapshot.query)
+        try:
+            reply, retries = await self._stream(request, await self._reserve(0, 1, request), lead)
+        except ProviderError as exc:
+            self._progress.decision = {**(self._progress.decision or {}), "prewarm_failed": str(exc)}
+            return
+        self._progress.calls.append(
+            CallRecord(
+                turn=0,
+                message_id=reply.message_id or "",
+                usage=reply.usage,
+                stop_reason=reply.stop_reason,
+                retries=retries,
+            )
+        )
 
     async def _reserve(self, turn: int, number: int, request: ModelRequest) -> _Attempt:
         self._number = number
@@ -260,12 +285,11 @@ class ModelCalls:
         return following
 
     async def _finished(self, reply: Reply, attempt: _Attempt) -> None:
-        first = attempt.turn == 1
         # What it was billed for is known now, even if the run turns out to be lost.
         self._close(attempt, "confirmed", reply)
-        await self._journal.turn_finished(
-            attempt.turn, reply, retries=attempt.number - 1, cache=self._progress.cache if first else None
-        )
+        if attempt.turn:
+            cache = self._progress.cache if attempt.turn == 1 else None
+            await self._journal.turn_finished(attempt.turn, reply, retries=attempt.number - 1, cache=cache)
         self._progress.open = None
 
     def _began(self, started: MessageStarted, attempt: _Attempt, lead: Lead | None) -> None:
@@ -284,9 +308,15 @@ class ModelCalls:
             return
         lead.began(TTL_S[ttl_of(self._params.cache_safe)])
         uncached = started.usage.prompt_tokens - started.usage.cache_read_tokens
-        self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at)
+        self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at, prewarm=attempt.turn == 0)
+        if attempt.turn == 0:
+            return
         check = check_first_call(
-            self._params, plan=self._prompt.plan, started=started, led=lead.role == "leader", sent_at=attempt.sent_at
+            self._params,
+            plan=self._prompt.plan,
+            started=started,
+            decision=self._progress.decision or {},
+            sent_at=attempt.sent_at,
         )
         self._progress.cache = check
         if check.cause is not None:

@@ -48,6 +48,7 @@ __all__ = [
     "ToolFinished",
     "ToolStarted",
     "Turn",
+    "Warming",
     "decode_event",
     "decode_report",
     "encode",
@@ -65,28 +66,26 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-def _unnamed(blob: dict[str, Any]) -> bool:
-    return "name" not in blob and "sha256" in blob
-
-
 class BlobRef(_Model):
     """A content kept beside the log: a name to find it by, a digest to check it with."""
 
     owner: Literal["parent", "daemon"]
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
-    """Usually the digest itself, and then left out on the wire; another one where that name was taken."""
+    """Usually the digest itself, and then left out; another one where that name was taken."""
     sha256: str = Field(pattern=_HEX)
     size: int = Field(ge=0)
     chunks: int = Field(ge=1, le=100_000)
 
     @model_validator(mode="before")
     @classmethod
-    def _named_by_digest(cls, data: Any) -> Any:
-        return {**data, "name": data["sha256"]} if isinstance(data, dict) and _unnamed(data) else data
+    def _named(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "name" not in data:
+            return {**data, "name": data.get("sha256")}
+        return data
 
     @model_serializer(mode="wrap")
-    def _without_that_name(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        plain: dict[str, Any] = write(self)
+    def _briefly(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = serialise(self)
         if self.name == self.sha256:
             plain.pop("name", None)
         return plain
@@ -324,6 +323,19 @@ class Presence(Message):
     draining: bool = False
     workspace_id: str | None = None
     sandbox: str = "none"
+
+
+class Warming(Message):
+    """What the fleet knows about one prefix. Times are the NATS server's, which all daemons can tell alike."""
+
+    kind: Literal["warmth"] = "warmth"
+    state: Literal["cold", "warming", "warm"]
+    by: str = ""
+    """The daemon's instance that writes or wrote it."""
+    since: float = 0.0
+    """When the one who is writing it took the lead."""
+    until: float = 0.0
+    """When the entry ends, unless somebody reads it before."""
 
 
 Event: TypeAlias = Annotated[Requested | AbortEvent, Field(discriminator="kind")]
