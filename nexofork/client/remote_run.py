@@ -238,7 +238,7 @@ class RemoteRun:
                 self._decision = message.decision
                 self.record.add(FanOutDecided(run_id=run_id, decision=message.decision))
             case wire.Turn():
-                if message.cache and (check := CacheCheck.from_wire(message.cache)).broken:
+                if (check := _cache_check(message)) is not None and check.broken:
                     self.record.add(CacheBreakDetected(run_id=run_id, check=check))
                 self.record.add(await self._turn(message))
             case wire.ToolStarted():
@@ -309,3 +309,11 @@ class RemoteRun:
                 end=final.status,
                 error=f"The run ended as {final.status}, but its result is not to be had: {exc}",
             )
+
+
+def _cache_check(turn: wire.Turn) -> CacheCheck | None:
+    """Return what a turn says of the cache; what cannot be read is the log's trouble, not the watcher's."""
+    try:
+        return CacheCheck.from_wire(turn.cache) if turn.cache else None
+    except (TypeError, ValueError):
+        return None
