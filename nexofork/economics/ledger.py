@@ -210,7 +210,7 @@ def key_of(call: BookedCall, by: By) -> str:
 
 
 def _money(call: BookedCall, ideal: Usage) -> Money | None:
-    """Return the dollars of a call at the prices of its day, None where they are not known; prices are asked here only."""
+    """Return the dollars of a call at the prices of its day, None where they are not known; the one place that asks."""
     usage, model, on = call.usage, call.model, datetime.fromtimestamp(call.at, UTC).date()
     if not usage.prompt_tokens and not usage.output_tokens:
         return Money()
