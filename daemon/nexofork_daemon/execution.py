@@ -18,6 +18,7 @@ from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
 from nexofork.bus.reading import first_of, last_direct, last_of
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
+from nexofork.engine.ledger import CallOwner
 from nexofork.engine.params import prepare, refuse_groupless
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
 from nexofork.engine.run import ForkRun
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from nexofork.bus.pickup import Delivery
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork_daemon.host import Host
+    from nexofork_daemon.ledger import RunLedger
 
 __all__ = ["Execution"]
 
@@ -62,6 +64,7 @@ class Execution:
         """Throwing it ends the run; the cause decides how."""
         self._news = asyncio.Event()
         self._budget = RunBudget(delivery.run_id)
+        self._ledger: RunLedger | None = None
 
     @property
     def run_id(self) -> str:
@@ -133,12 +136,32 @@ class Execution:
                 await self._delivery.ack()
                 return
             self._budget = self._host.purses.of_run(request, self.run_id, state)
+            self._ledger = self._opened(request, state)
             journal = await self._claimed(request, state)
             if journal is not None:
                 await self._owned(request, state, journal)
         finally:
             deaf()
             await subscription.unsubscribe()
+
+    def _opened(self, request: Requested, state: Rebuilt) -> RunLedger:
+        """Return where this epoch books its calls, behind those that earlier daemons may not have lived to book.
+
+        Booking a call again is harmless: the entry that knows most counts.
+        """
+        account = CallOwner(
+            run_id=self.run_id,
+            epoch=state.epoch + 1,
+            label=request.label,
+            group=request.group,
+            parent=request.parent.id or request.parent.host,
+            host=self._host.identity.name,
+            pool=self._host.settings.pool,
+        )
+        ledger = self._host.ledger.of_run(account)
+        for call in state.calls:
+            ledger.book(call.facts, epoch=call.epoch, host=call.daemon)
+        return ledger
 
     def _posted(self, name: str) -> None:
         if name == "abort":
@@ -276,6 +299,7 @@ class Execution:
             emit=feed.show,
             journal=SideEffectsOnly(journal) if request.skip_transcript else journal,
             mailbox=mail,
+            ledger=self._ledger,
             history=state.history,
             purse=self._budget.purse(params),
         )
@@ -308,6 +332,8 @@ class Execution:
             log.info("run %s: let go, %s", self.run_id, result.error)
             return
         await self._budget.flushed()
+        if self._ledger is not None:
+            await self._ledger.flush()  # so that the ledger knows every call of a run that is over
         if reason is AbortReason.SHUTDOWN:
             await self._hand_over(journal, result.error or "")
             return
@@ -328,7 +354,8 @@ class Execution:
         await self._delivery.release()
 
     async def _final(self, result: ForkResult, epoch: int) -> Final:
-        payload = await self._host.blobs.pack(result.to_wire())
+        # How the fan-out started is on the log already, with the first call.
+        payload = await self._host.blobs.pack(replace(result, decision=None).to_wire())
         return Final(epoch=epoch, at=time.time(), status=result.status.value, result=payload)
 
     async def _refusal(self, request: Requested | None, problem: NexoforkError, *, epoch: int) -> Final:

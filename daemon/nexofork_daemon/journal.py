@@ -19,6 +19,7 @@ from nexofork.core.usage import Usage
 from nexofork.engine.abort import AbortReason
 from nexofork.engine.cache_check import CacheCheck
 from nexofork.engine.journal import RecordedTurn
+from nexofork.engine.ledger import CallFacts
 from nexofork.engine.mailbox import Letter
 from nexofork.errors import BadMessage, BadReply, BusError, NexoforkError
 from nexofork.wire.messages import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from nexofork.engine.dispatch import ToolCall
     from nexofork.wire.messages import Report
 
-__all__ = ["BudgetedCall", "LogJournal", "Rebuilt", "SideEffectsOnly", "rebuild"]
+__all__ = ["BudgetedCall", "LeftCall", "LogJournal", "Rebuilt", "SideEffectsOnly", "rebuild"]
 
 
 class LogJournal:
@@ -203,6 +204,15 @@ class BudgetedCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftCall:
+    """A model call that an earlier daemon announced; it may not have lived to book it."""
+
+    epoch: int
+    daemon: str
+    facts: CallFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
     """What a log says about its run."""
 
@@ -216,13 +226,15 @@ class Rebuilt:
     request: int | None = None
     """Sequence of the request that is the lease of the last claim, where the claim says so."""
     history: tuple[RecordedTurn, ...] = ()
+    calls: tuple[LeftCall, ...] = ()
+    """What was announced: confirmed where the log has the reply, else unconfirmed."""
     side_effects: bool = False
     """Whether a tool that changes things was announced."""
     letters: frozenset[str] = frozenset()
     """Ids of the parent's messages that were delivered."""
     abort: AbortEvent | None = None
     final: Final | None = None
-    calls: tuple[BudgetedCall, ...] = ()
+    budgeted: tuple[BudgetedCall, ...] = ()
     """The last call of each epoch that a budget limited; those before it were settled when it was made."""
     problem: NexoforkError | None = None
     """Why what was recorded cannot be read, so that nobody can go on from it."""
@@ -284,11 +296,12 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
         request=request,
         begun_at=begun_at,
         history=tuple(history),
+        calls=_left_calls(entries),
         side_effects=side_effects,
         letters=frozenset(letter.id for turn in turns.values() for letter in turn.letters),
         abort=abort,
         final=final,
-        calls=_budgeted(entries),
+        budgeted=_budgeted(entries),
         problem=problem,
     )
 
@@ -305,6 +318,52 @@ def _budgeted(entries: Sequence[Entry]) -> tuple[BudgetedCall, ...]:
             case _:
                 pass
     return tuple(call for _, call in last.values())
+
+
+def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
+    """Return every announced call; a reply on the log belongs to the attempt that its retries say."""
+    daemons: dict[int, str] = {}
+    replies: dict[tuple[int, int, int], Turn] = {}
+    announced: list[CallStarted] = []
+    warm: dict[int, int] = {}
+    for entry in entries:
+        match entry.message:
+            case Claimed() as claimed:
+                daemons[claimed.epoch] = claimed.daemon.name
+            case CallStarted() as started:
+                announced.append(started)
+                known = (started.decision or {}).get("warm_tokens")
+                if isinstance(known, int):
+                    warm[started.epoch] = known
+            case Turn() as turn:
+                replies[turn.epoch, turn.turn, turn.retries + 1] = turn
+            case _:
+                pass
+    return tuple(
+        LeftCall(
+            epoch=started.epoch,
+            daemon=daemons.get(started.epoch, ""),
+            facts=_left(started, replies.get((started.epoch, started.turn, started.attempt)), warm),
+        )
+        for started in announced
+    )
+
+
+def _left(started: CallStarted, reply: Turn | None, warm: Mapping[int, int]) -> CallFacts:
+    usage = Usage.from_wire(reply.usage) if reply else None
+    return CallFacts(
+        at=started.at,
+        turn=started.turn,
+        attempt=started.attempt,
+        model=started.model,
+        outcome="confirmed" if reply else "unconfirmed",
+        usage=usage,
+        message_id=reply.message_id if reply else "",
+        error="" if reply else "its daemon was lost before the answer",
+        prefix=started.prefix,
+        warm_tokens=warm.get(started.epoch, 0),
+        ttl="1h" if usage and usage.cache_write_1h_tokens else "5m",
+    )
 
 
 async def _recorded(turn: _Turn, blobs: BlobStore) -> RecordedTurn:

@@ -40,7 +40,7 @@ class Purses:
         group = None
         if request.group and request.group_budget:
             group = self._groups.of_group(request.group, request.group_budget)
-        return RunBudget(run_id, earlier=state.epoch, calls=state.calls, group=group)
+        return RunBudget(run_id, earlier=state.epoch, calls=state.budgeted, group=group)
 
 
 class RunBudget:

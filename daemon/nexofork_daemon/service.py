@@ -22,6 +22,7 @@ from nexofork.wire.messages import Daemon, Presence
 from nexofork_daemon.execution import Execution
 from nexofork_daemon.host import Host
 from nexofork_daemon.inboxes import Inboxes
+from nexofork_daemon.ledger import DaemonLedger
 from nexofork_daemon.purses import Purses
 from nexofork_daemon.request import SnapshotShelf
 
@@ -82,6 +83,7 @@ async def run_daemon(
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
         purses=Purses(bus, pool=settings.pool),
+        ledger=DaemonLedger(bus, identity),
     )
     await host.inboxes.open()
     async with board:
@@ -122,6 +124,7 @@ class _Service:
             self._runs = runs
             announcing = tasks.create_task(self._announce())
             accounting = tasks.create_task(self._host.purses.run())
+            booking = tasks.create_task(self._host.ledger.write())
             ready()
             try:
                 await self._pickup.run(self._stop)
@@ -132,6 +135,8 @@ class _Service:
             await self._drain()
             announcing.cancel()
             accounting.cancel()
+            booking.cancel()
+        await self._host.ledger.close()
         if self._host.bus.connected:
             await self._say(draining=True)
         if problem is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nexofork.bus.failures import JetStreamRefused, NoResponders
@@ -67,20 +68,32 @@ async def last_direct(bus: Bus, stream: str, subject: str) -> Stored | None:
     return _stored(reply) if _is_data(reply) else None
 
 
-async def read_subject(bus: Bus, stream: str, filter_: str, *, start_seq: int = 1) -> list[Stored]:
+async def read_subject(
+    bus: Bus, stream: str, filter_: str, *, start_seq: int = 1, stored_since: float | None = None
+) -> list[Stored]:
     """Return all messages that match, oldest first; a replica may leave out the newest for a moment.
+
+    Args:
+        bus: The connection.
+        stream: Which stream.
+        filter_: A subject or a filter.
+        start_seq: Leaves out what stands before this sequence.
+        stored_since: Unix time; leaves out what was stored before it, whatever its sequence.
 
     Raises:
         BusError: They cannot be read.
     """
+    start: dict[str, Any] = {"seq": max(start_seq, 1)}
+    if stored_since is not None:
+        start = {"start_time": datetime.fromtimestamp(stored_since, UTC).isoformat()}
     found: list[Stored] = []
     while True:
-        query = {"seq": max(start_seq, 1), "next_by_subj": filter_, "batch": _PAGE, "max_bytes": _PAGE_BYTES}
+        query = {**start, "next_by_subj": filter_, "batch": _PAGE, "max_bytes": _PAGE_BYTES}
         page, end = await _page(bus, stream, query)
         found += page
         if not page or end.headers.get("Nats-Num-Pending", "0") == "0":
             return found
-        start_seq = page[-1].seq + 1
+        start = {"seq": page[-1].seq + 1}
 
 
 async def last_of_many(bus: Bus, stream: str, filters: Sequence[str]) -> list[Stored]:

@@ -24,6 +24,7 @@ COMMANDS = {
     "wait": "Wait for runs and print their results.",
     "ps": "Show the runs and daemons of a pool.",
     "logs": "Show what a run's log holds.",
+    "cost": "Show what model calls cost, and what sharing saved.",
     "explain": "Say why a request, or a run, did not read its parent's cache.",
     "attach": "Watch a run until it is over.",
     "abort": "End runs.",

@@ -15,6 +15,7 @@ from nexofork.engine.events import (
     CacheBreakDetected,
     CallBegan,
     CallFailedOnce,
+    FanOutDecided,
     ForkAsked,
     ForkClaimed,
     ForkEnded,
@@ -27,13 +28,16 @@ from nexofork.engine.events import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nexofork.engine.events import ForkEvent
 
-__all__ = ["event_object", "event_phrase"]
+__all__ = ["decision_phrase", "event_object", "event_phrase"]
 
 _NAMES: dict[type, str] = {
     ForkStarted: "requested",
     ForkClaimed: "claimed",
+    FanOutDecided: "fan_out_decided",
     WaitedForLeader: "waited_for_leader",
     CallBegan: "call_began",
     CallFailedOnce: "call_failed_once",
@@ -66,6 +70,8 @@ def event_phrase(event: ForkEvent) -> str:
         case ForkClaimed():
             again = f" (attempt {event.epoch})" if event.epoch > 1 else ""
             return f"claimed by {event.daemon} on {event.host}{again}"
+        case FanOutDecided():
+            return "" if event.decision.get("plan") == "all_at_once" else decision_phrase(event.decision)
         case TurnFinished():
             usage = event.usage
             tools = f", calls {', '.join(event.tool_names)}" if event.tool_names else ""
@@ -83,3 +89,9 @@ def event_phrase(event: ForkEvent) -> str:
             return f"{result.status.value} after {counted(result.turns, 'turn')}, {result.duration_ms / 1000:.1f} s"
         case _:
             return ""
+
+
+def decision_phrase(decision: Mapping[str, Any]) -> str:
+    """Return how a fan-out was started in a few words; what a daemon wrote on the log may be anything."""
+    plan = str(decision.get("plan", "")).replace("_", " ")
+    return ": ".join(part for part in (plan, str(decision.get("why", ""))) if part)

@@ -6,7 +6,6 @@ what was asked for.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +17,7 @@ from nexofork.core.boilerplate import check_directive
 from nexofork.engine.budget import Budget
 from nexofork.engine.params import ForkParams, prepare, refuse_groupless
 from nexofork.errors import ForkRefused
+from nexofork.wire.messages import new_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ def read_order(
         check_directive(directive)
     refuse_groupless(params, group)
     prepare(params)
-    ids = run_ids or tuple(str(uuid.uuid4()) for _ in directives)
+    ids = run_ids or tuple(new_run_id() for _ in directives)
     return ForkOrder(target=target, params=params, directives=directives, run_ids=ids, group=group, **output)
 
 

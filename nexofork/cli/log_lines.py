@@ -10,6 +10,7 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from nexofork.cli.event_lines import decision_phrase
 from nexofork.cli.output import brief
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["entry_line", "entry_object"]
 
 _LATEST = 1e11
-_PLAIN = ("epoch", "turn", "call_id", "name", "is_error", "read_only", "ask_id", "what", "deadline_s", "reason")
+_PLAIN = (
+    *("epoch", "turn", "attempt", "call_id", "name", "is_error", "read_only"),
+    *("ask_id", "what", "deadline_s", "reason"),
+)
 _REQUEST = ("directive", "label", "group", "max_turns", "timeout_s", "on_parent_gone", "skip_transcript", "sent_at")
 
 
@@ -51,6 +55,8 @@ async def _content(message: wire.Requested | wire.AbortEvent | wire.Report, blob
             return {"note": message.note, "by": message.by}
         case wire.Claimed():
             return {"daemon": message.daemon.name, "host": message.daemon.host, "workspace_id": message.workspace_id}
+        case wire.CallStarted():
+            return {"model": message.model, "prefix": message.prefix, "decision": message.decision}
         case wire.Turn():
             usage = Usage.from_wire(message.usage).to_wire()
             reply = Reply.from_response(await blobs.resolve(message.content))
@@ -91,6 +97,11 @@ def _words(shown: dict[str, Any]) -> str:
             return str(shown["directive"])
         case "claimed":
             return f"{shown['daemon']} on {shown['host']}, epoch {shown['epoch']}"
+        case "call_started":
+            again = f", attempt {shown['attempt']}" if shown["attempt"] > 1 else ""
+            decision = f", {decision_phrase(shown['decision'])}" if shown["decision"] else ""
+            which = f"turn {shown['turn']}" if shown["turn"] else "pre-warm"
+            return f"{which} by {shown['model'] or 'an unnamed model'}{again}{decision}"
         case "turn":
             tools = "".join(f" [{name}]" for name in shown["tool_names"])
             return f"{shown['turn']}:{tools} {shown['text']}"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -24,7 +22,7 @@ from nexofork.engine.events import ForkEnded, ForkStarted
 from nexofork.engine.params import DelegateMode, ForkParams, prepare, refuse_groupless
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BusError, ForkRefused
-from nexofork.wire.messages import Answer, encode
+from nexofork.wire.messages import Answer, encode, new_run_id
 from nexofork.wire.subjects import DEFAULT_POOL, check_run_id, inbox, parent_alive
 
 if TYPE_CHECKING:
@@ -101,7 +99,7 @@ class NatsForkSubagent:
         chosen = settings or FleetSettings()
         self._bus = bus
         self._settings = chosen
-        self._parent_id = chosen.parent_id or f"p-{secrets.token_hex(8)}"
+        self._parent_id = chosen.parent_id or f"p-{new_run_id()}"
         self._blobs = BlobStore(bus, "parent")
         self._board = PresenceBoard(bus)
         self._shipping = Shipping(
@@ -229,7 +227,7 @@ class NatsForkSubagent:
         if self._tasks is None:
             raise ForkRefused("Forks need an owner: use `async with connect(…) as forks`.")
         record = ForkRecord(
-            run_id=check_run_id(run_id) if run_id else str(uuid.uuid4()),
+            run_id=check_run_id(run_id) if run_id else new_run_id(),
             label=params.fork_label,
             skip_transcript=params.skip_transcript,
             observer=params.on_message,

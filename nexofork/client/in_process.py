@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import TYPE_CHECKING, Self
 
 from nexofork.client.handle import ForkHandle, ForkRecord
 from nexofork.client.waiting import Foreground
 from nexofork.engine.abort import AbortReason, AbortToken
 from nexofork.engine.budget import LocalTill, RunPurse, cost_of
+from nexofork.engine.ledger import CallOwner, MemoryLedger
 from nexofork.engine.mailbox import LocalMailbox
 from nexofork.engine.params import DelegateMode, prepare, refuse_groupless
 from nexofork.engine.run import ForkRun
 from nexofork.engine.warmth import Warmth
 from nexofork.errors import ForkRefused
 from nexofork.wire.budget import Account
-from nexofork.wire.messages import BudgetLimit
+from nexofork.wire.messages import BudgetLimit, new_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
@@ -49,6 +49,8 @@ class DefaultForkSubagent:
         self._tills: dict[str, LocalTill] = {}
         """By group: the budget its forks share; the first to name one sets it."""
         self._running: set[AbortToken] = set()
+        self.ledger = MemoryLedger()
+        """Every model call its forks made; `nexofork.economics.ledger` sums it."""
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
@@ -111,7 +113,7 @@ class DefaultForkSubagent:
     ) -> ForkHandle:
         token = params.external_abort.child() if params.external_abort else AbortToken()
         record = ForkRecord(
-            run_id=str(uuid.uuid4()),
+            run_id=new_run_id(),
             label=params.fork_label,
             skip_transcript=params.skip_transcript,
             observer=params.on_message,
@@ -127,6 +129,7 @@ class DefaultForkSubagent:
             emit=record.add,
             mailbox=mailbox,
             purse=self._purse(params, record.run_id, group),
+            ledger=self.ledger.of_run(CallOwner(run_id=record.run_id, label=record.label, group=group)),
         )
         self._running.add(token)
         tasks.create_task(self._run(run, token), name=f"fork-{record.run_id}")

@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.jetstream import EXPECTED_LAST, store
 from nexofork.bus.pickup import queue_depth
@@ -21,6 +22,7 @@ from nexofork.engine.abort import Abort, AbortReason
 from nexofork.engine.cache_check import CacheCheck
 from nexofork.engine.events import (
     CacheBreakDetected,
+    FanOutDecided,
     ForkAsked,
     ForkClaimed,
     ForkEnded,
@@ -74,6 +76,7 @@ class RemoteRun:
         self._news = asyncio.Event()
         self._arrived: list[tuple[int, int, bytes]] = []
         self._names: dict[str, str] = {}
+        self._decision: dict[str, Any] | None = None
         self._seen = 0
         self._stale = False
         self._subscriptions: list[Subscription] = []
@@ -231,8 +234,11 @@ class RemoteRun:
                         host=message.daemon.host,
                     )
                 )
+            case wire.CallStarted() if message.decision is not None:
+                self._decision = message.decision
+                self.record.add(FanOutDecided(run_id=run_id, decision=message.decision))
             case wire.Turn():
-                if message.cache and (check := CacheCheck.from_wire(message.cache)).broken:
+                if (check := _cache_check(message)) is not None and check.broken:
                     self.record.add(CacheBreakDetected(run_id=run_id, check=check))
                 self.record.add(await self._turn(message))
             case wire.ToolStarted():
@@ -290,7 +296,9 @@ class RemoteRun:
 
     async def _result(self, final: wire.Final) -> ForkResult:
         try:
-            return ForkResult.from_wire(await self._blobs.resolve(final.result))
+            result = ForkResult.from_wire(await self._blobs.resolve(final.result))
+            # It stands on the log once, with the call it was made for.
+            return result if result.decision else replace(result, decision=self._decision)
         except (BusError, BadMessage) as exc:
             return ForkResult(
                 run_id=self.record.run_id,
@@ -301,3 +309,11 @@ class RemoteRun:
                 end=final.status,
                 error=f"The run ended as {final.status}, but its result is not to be had: {exc}",
             )
+
+
+def _cache_check(turn: wire.Turn) -> CacheCheck | None:
+    """Return what a turn says of the cache; what cannot be read is the log's trouble, not the watcher's."""
+    try:
+        return CacheCheck.from_wire(turn.cache) if turn.cache else None
+    except (TypeError, ValueError):
+        return None

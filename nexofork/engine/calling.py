@@ -236,8 +236,10 @@ class ModelCalls:
         if not attempt.sent_at:
             attempt.reservation.settle(Usage())
             return
+        if outcome == "unconfirmed" and time.time() < attempt.sent_at:
+            outcome, error = "failed", "it was not sent: the run ended before it was tried again"
         known = self._progress.open
-        usage = reply.usage if reply else known.usage if known else Usage()
+        usage = reply.usage if reply else known.usage if known else None
         message_id = (reply.message_id or "") if reply else known.message_id if known else ""
         self._ledger.book(
             CallFacts(
@@ -254,7 +256,7 @@ class ModelCalls:
                 ttl=ttl_of(self._params.cache_safe),
             )
         )
-        attempt.reservation.settle(None if outcome == "unconfirmed" else usage)
+        attempt.reservation.settle(None if outcome == "unconfirmed" else usage or Usage())
 
     async def _stream(self, request: ModelRequest, attempt: _Attempt, lead: Lead | None) -> tuple[Reply, int]:
         try:
@@ -292,7 +294,11 @@ class ModelCalls:
             CallFailedOnce(run_id=self._run_id, turn=attempt.turn, error=str(retried.error), delay_s=retried.delay_s)
         )
         following = await self._reserve(attempt.turn, request)
-        await self._announce(following)
+        try:
+            await self._announce(following)
+        except BaseException:
+            self._close(following, "failed")  # it was never sent
+            raise
         following.sent_at += retried.delay_s
         return following
 

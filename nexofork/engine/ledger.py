@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from nexofork.core.usage import Usage
-from nexofork.wire.ledger import BookedCall, call_id
+from nexofork.wire.ledger import MOST_TOKENS, BookedCall
+from nexofork.wire.subjects import DEFAULT_POOL
 
 if TYPE_CHECKING:
+    from nexofork.core.usage import Usage
     from nexofork.wire.ledger import Outcome
 
-__all__ = ["CallFacts", "Ledger", "MemoryLedger"]
+__all__ = ["CallFacts", "CallOwner", "Ledger", "MemoryLedger", "booked"]
+
+_TEXT = 200
+"""Names and errors are kept up to here: the ledger is for sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +29,26 @@ class CallFacts:
     attempt: int
     model: str
     outcome: Outcome
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage | None = None
+    """None where nothing is known."""
     message_id: str = ""
     error: str = ""
     prefix: str = ""
     warm_tokens: int = 0
     ttl: str = "5m"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOwner:
+    """Whose calls they are."""
+
+    run_id: str
+    epoch: int = 1
+    label: str = ""
+    group: str | None = None
+    parent: str = ""
+    host: str = ""
+    pool: str = DEFAULT_POOL
 
 
 class Ledger(Protocol):
@@ -47,45 +65,61 @@ class MemoryLedger:
         self.calls: list[BookedCall] = []
         """Every call so far, oldest first."""
 
-    def of_run(self, run_id: str, *, label: str = "", group: str | None = None, parent: str = "") -> Ledger:
+    def of_run(self, account: CallOwner) -> Ledger:
         """Return where one run books."""
-        return _RunInMemory(self.calls, run_id, label=label, group=group, parent=parent)
+        return _RunInMemory(self.calls, account)
 
 
 class _RunInMemory:
-    def __init__(self, calls: list[BookedCall], run_id: str, *, label: str, group: str | None, parent: str) -> None:
+    def __init__(self, calls: list[BookedCall], account: CallOwner) -> None:
         self._calls = calls
-        self._run_id = run_id
-        self._label = label
-        self._group = group
-        self._parent = parent
+        self._account = account
 
     def book(self, call: CallFacts) -> None:
-        self._calls.append(
-            booked(call, run_id=self._run_id, epoch=1, label=self._label, group=self._group, parent=self._parent)
-        )
+        self._calls.append(booked(call, self._account))
 
 
-def booked(
-    call: CallFacts, *, run_id: str, epoch: int, label: str, group: str | None, parent: str, host: str = ""
-) -> BookedCall:
-    """Return a call as the ledger keeps it."""
+def booked(call: CallFacts, account: CallOwner) -> BookedCall:
+    """Return a call as the ledger keeps it; what a server or a parent made up is cut to size, never refused."""
     return BookedCall(
-        at=call.at,
-        call_id=call_id(run_id, epoch=epoch, turn=call.turn, attempt=call.attempt),
-        run_id=run_id,
+        at=min(max(call.at, 0.0), 1e11),
+        run_id=account.run_id,
+        epoch=account.epoch,
         turn=call.turn,
         attempt=call.attempt,
-        model=call.model,
+        model=_text(call.model),
         outcome=call.outcome,
-        usage=call.usage.to_compact_wire(),
-        message_id=call.message_id,
-        error=call.error,
-        prefix=call.prefix,
-        warm_tokens=call.warm_tokens,
-        ttl=call.ttl,
-        label=label,
-        group=group,
-        parent=parent,
-        host=host,
+        billed=None if call.usage is None else _billed(call.usage),
+        message_id=_text(call.message_id),
+        error=_text(call.error),
+        prefix=_text(call.prefix),
+        warm_tokens=_count(call.warm_tokens),
+        ttl=_ttl(call.ttl),
+        label=_text(account.label),
+        group=None if account.group is None else _text(account.group),
+        parent=_text(account.parent),
+        host=_text(account.host),
+        pool=account.pool,
     )
+
+
+def _billed(usage: Usage) -> tuple[int, int, int, int, int]:
+    return (
+        _count(usage.input_tokens),
+        _count(usage.cache_read_tokens),
+        _count(usage.cache_write_5m_tokens),
+        _count(usage.cache_write_1h_tokens),
+        _count(usage.output_tokens),
+    )
+
+
+def _count(tokens: int) -> int:
+    return min(max(tokens, 0), MOST_TOKENS)
+
+
+def _ttl(ttl: str) -> Literal["5m", "1h"]:
+    return "1h" if ttl == "1h" else "5m"
+
+
+def _text(text: str) -> str:
+    return text[:_TEXT].encode("utf-8", "replace").decode()

@@ -32,7 +32,7 @@ from nexofork.engine.events import (
     TurnFinished,
 )
 from nexofork.engine.journal import INTERRUPTED, Journal, NoJournal, RecordedTurn
-from nexofork.engine.ledger import Ledger, MemoryLedger
+from nexofork.engine.ledger import CallOwner, Ledger, MemoryLedger
 from nexofork.engine.mailbox import Mailbox, NoMail, as_text
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
 from nexofork.errors import ForkRefused, NexoforkError, OverBudget, UnknownModelPrice
@@ -122,7 +122,7 @@ class ForkRun:
             prompt=prompt,
             warmth=warmth,
             journal=self._journal,
-            ledger=ledger or MemoryLedger().of_run(run_id),
+            ledger=ledger or MemoryLedger().of_run(CallOwner(run_id=run_id)),
             purse=purse or FreePurse(),
             emit=emit,
             progress=self._progress,

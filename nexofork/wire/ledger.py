@@ -1,19 +1,26 @@
 """What the ledger keeps of a model call: tokens and whose they were. Dollars are worked out by whoever reads it.
 
-A call may be booked more than once: by the daemon that made it, and as unconfirmed by the one that took the run over.
-The call's id is the same, and the entry that knows most counts.
+A call may be booked more than once: by the daemon that made it, and again by the one that took the run over. Its id is
+the same, and the entry that knows most counts. One message holds many calls, and what they have in common stands in it
+once, because a fan-out's calls differ in little.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nexofork.core.usage import Usage
-from nexofork.wire.messages import Message
+from nexofork.errors import BadMessage
+from nexofork.wire.messages import Daemon, Message, encode
+from nexofork.wire.subjects import DEFAULT_POOL
 
-__all__ = ["BookedCall", "Outcome", "call_id"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MOST_TOKENS", "BookedCall", "BookedCalls", "Outcome", "call_id", "decode_calls", "encode_calls"]
 
 Outcome: TypeAlias = Literal["confirmed", "unconfirmed", "failed"]
 """``confirmed``: the answer came to its end. ``failed``: the provider refused it and billed nothing.
@@ -21,37 +28,68 @@ Outcome: TypeAlias = Literal["confirmed", "unconfirmed", "failed"]
 ``unconfirmed``: it may have been sent, and was billed for at least what is known.
 """
 
+MOST_TOKENS = 10**12
+"""No call has more; a count above it is a mistake, and would make sums that no number can hold."""
+_Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
-class BookedCall(Message):
-    """One attempt of one model call. `at` is when it was sent, or was about to be."""
 
-    kind: Literal["call"] = "call"
-    call_id: str = Field(max_length=256)
+class BookedCall(BaseModel):
+    """One attempt of one model call."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    at: float = Field(ge=0, le=1e11)
+    """Unix time it was sent at, or was about to be."""
     run_id: str
-    turn: int = Field(ge=0)
+    epoch: int = Field(default=1, ge=1)
+    turn: int = Field(default=1, ge=0)
     """0 for a pre-warm."""
     attempt: int = Field(default=1, ge=1)
     model: str = ""
-    outcome: Outcome
-    usage: dict[str, Any] = Field(default_factory=dict)
-    """Under the API's names; empty where nothing is known."""
+    outcome: Outcome = "confirmed"
+    billed: tuple[_Count, _Count, _Count, _Count, _Count] | None = None
+    """Tokens: fresh, read, written for five minutes, written for an hour, output. None where nothing is known."""
     message_id: str = ""
     error: str = ""
     prefix: str = ""
     """Names the prefix that the call's siblings share."""
-    warm_tokens: int = Field(default=0, ge=0)
-    """How much of that prefix was in the cache before the first sibling came."""
-    ttl: str = "5m"
+    warm_tokens: _Count = 0
+    """How much of that prefix was in the cache before the call, as far as the daemon knew."""
+    ttl: Literal["5m", "1h"] = "5m"
     label: str = ""
     group: str | None = None
     parent: str = ""
     host: str = ""
-    """The daemon that made it."""
+    """The daemon that made it; on the wire, the one that books unless said."""
+    pool: str = DEFAULT_POOL
 
     @property
-    def tokens(self) -> Usage:
+    def call_id(self) -> str:
+        """Names the call, whoever books it."""
+        return call_id(self.run_id, epoch=self.epoch, turn=self.turn, attempt=self.attempt)
+
+    @property
+    def usage(self) -> Usage:
         """What is known to be billed."""
-        return Usage.from_wire(self.usage)
+        fresh, read, write_5m, write_1h, output = self.billed or (0, 0, 0, 0, 0)
+        return Usage(
+            input_tokens=fresh,
+            cache_read_tokens=read,
+            cache_write_5m_tokens=write_5m,
+            cache_write_1h_tokens=write_1h,
+            output_tokens=output,
+        )
+
+
+class BookedCalls(Message):
+    """Calls as one message of the ledger; the subject it is stored under names the same daemon."""
+
+    kind: Literal["calls"] = "calls"
+    daemon: Daemon
+    shared: dict[str, Any] = Field(default_factory=dict)
+    """Fields of a call that all of them have in common."""
+    calls: list[dict[str, Any]] = Field(default_factory=list)
+    """The rest of each."""
 
 
 def call_id(run_id: str, *, epoch: int, turn: int, attempt: int) -> str:
@@ -61,3 +99,43 @@ def call_id(run_id: str, *, epoch: int, turn: int, attempt: int) -> str:
     'r1.1.2.1'
     """
     return f"{run_id}.{epoch}.{turn}.{attempt}"
+
+
+def encode_calls(daemon: Daemon, calls: Sequence[BookedCall], *, at: float) -> bytes:
+    """Return calls as one message."""
+    plain = [call.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for call in calls]
+    for call in plain:
+        if call.get("host", "") == daemon.name:
+            call.pop("host", None)
+        else:
+            call.setdefault("host", "")
+    first, *others = plain
+    shared = {
+        key: value
+        for key, value in first.items()
+        if others and all(key in call and call[key] == value for call in others)
+    }
+    rest = [{key: value for key, value in call.items() if key not in shared} for call in plain]
+    return encode(BookedCalls(at=at, daemon=daemon, shared=shared, calls=rest))
+
+
+def decode_calls(data: bytes) -> tuple[Daemon, list[BookedCall]]:
+    """Return who booked, and the calls that can be read.
+
+    Raises:
+        BadMessage: It is not a message of the ledger.
+    """
+    try:
+        message = BookedCalls.model_validate_json(data)
+    except (ValidationError, RecursionError) as exc:
+        raise BadMessage("is not a message of the ledger", fix="See docs/protocol.md.") from exc
+    found = []
+    for call in message.calls:
+        try:
+            # As JSON, where an array is a tuple.
+            found.append(
+                BookedCall.model_validate_json(json.dumps({"host": message.daemon.name, **message.shared, **call}))
+            )
+        except (ValidationError, ValueError):
+            continue
+    return message.daemon, found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import uuid
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -54,6 +55,7 @@ __all__ = [
     "decode_event",
     "decode_report",
     "encode",
+    "new_run_id",
 ]
 
 VERSION: Literal[1] = 1
@@ -373,6 +375,11 @@ _events: TypeAdapter[Requested | AbortEvent] = TypeAdapter(Event)
 _reports: TypeAdapter[
     Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final
 ] = TypeAdapter(Report)
+
+
+def new_run_id() -> str:
+    """Return a run id nobody has used."""
+    return str(uuid.uuid4())
 
 
 def encode(message: BaseModel) -> bytes:

@@ -20,6 +20,7 @@ __all__ = [
     "events",
     "inbox",
     "inbox_filter",
+    "ledger",
     "live_presence",
     "live_reports",
     "live_warm",
@@ -156,6 +157,15 @@ def presence(nkey: str, instance: str) -> str:
     'presence.local.d1'
     """
     return f"presence.{check_token(nkey, 'nkey')}.{check_token(instance, 'instance')}"
+
+
+def ledger(nkey: str, instance: str) -> str:
+    """Daemon: what its runs' model calls were billed for.
+
+    >>> ledger("local", "d1")
+    'ledger.local.d1'
+    """
+    return f"ledger.{check_token(nkey, 'nkey')}.{check_token(instance, 'instance')}"
 
 
 def live_presence() -> str:

@@ -10,7 +10,9 @@ from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
 from nexofork.client.handle import ForkRecord
 from nexofork.client.remote_run import RemoteRun
-from nexofork.engine.events import ForkClaimed, ForkEnded, TurnFinished
+from nexofork.engine.events import FanOutDecided, ForkClaimed, ForkEnded, TurnFinished
+from nexofork.engine.result import ForkResult, ForkStatus
+from nexofork.wire.messages import CallStarted, Final, Payload
 from tests.support.nats import a_claim, a_final, a_request, a_turn, bus, nats_server, run_id
 
 if TYPE_CHECKING:
@@ -41,3 +43,29 @@ async def test_a_report_missed_by_the_feed_is_read_before_the_next_one_counts(bu
         await log.append(a_final(), after=turned)
 
     assert [type(event) for event in record.events] == [ForkClaimed, TurnFinished, ForkEnded]
+
+
+async def test_how_the_fan_out_started_is_told_once_and_kept_in_the_result(bus: Bus, run_id: str) -> None:
+    """It stands on the log with the first call; later calls and the final report do not repeat it."""
+    await provision(bus)
+    log, decision = RunLog(bus, run_id), {"plan": "leader_first", "role": "follower"}
+    seq = await log.request(a_request())
+    result = ForkResult(run_id=run_id, label="", directive="", model="", status=ForkStatus.COMPLETED, end="end_turn")
+    for report in (
+        a_claim(),
+        CallStarted(epoch=1, turn=1, decision=decision),
+        CallStarted(epoch=1, turn=1, attempt=2),
+        a_turn(),
+        Final(epoch=1, status="completed", result=Payload(text=result.to_wire().decode())),
+    ):
+        seq = await log.append(report, after=seq)
+    record = ForkRecord(run_id=run_id, label="fork")
+    run = RemoteRun(bus, BlobStore(bus, "parent"), record, pool="fork", parent_id="p", on_asked=nobody_asks)
+
+    await run.listen()
+    async with asyncio.timeout(20):
+        await run.follow()
+
+    assert [type(event) for event in record.events] == [ForkClaimed, FanOutDecided, TurnFinished, ForkEnded]
+    assert record.result is not None
+    assert record.result.decision == decision

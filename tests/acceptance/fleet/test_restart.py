@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.engine.events import ForkClaimed, ForkEnded, ForkStarted, ToolFinished, ToolStarted, TurnFinished
+from nexofork.engine.events import (
+    FanOutDecided,
+    ForkClaimed,
+    ForkEnded,
+    ForkStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+)
 from nexofork.wire import messages as wire
 from tests.support.conversation import call, says
 from tests.support.fleet import asked, finals, lines_in, open_fleet
@@ -105,7 +113,7 @@ async def test_a_watcher_sees_every_report_once_and_in_order(fragile: Fleet, res
         result = await handle.result()
 
     per_turn = [TurnFinished, ToolStarted, ToolFinished]
-    expected = [ForkClaimed, *per_turn * turns, TurnFinished, ForkEnded]
+    expected = [ForkClaimed, FanOutDecided, *per_turn * turns, TurnFinished, ForkEnded]
     assert result.status is ForkStatus.COMPLETED
     assert [type(event) for event in mine.result()] == [ForkStarted, *expected]
     assert [type(event) for event in theirs.result()] == expected

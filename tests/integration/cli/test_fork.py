@@ -66,12 +66,12 @@ def test_events_are_everything_as_it_happens(world: World) -> None:
 
     events = objects(done.stdout)
     assert done.returncode == 0, done.stderr
-    names = ["requested", "claimed", "turn", "tool_started", "tool_finished", "turn", "final"]
+    names = ["requested", "claimed", "fan_out_decided", "turn", "tool_started", "tool_finished", "turn", "final"]
     assert [event["event"] for event in events] == names
     assert len({event["run_id"] for event in events}) == 1
     assert events[0]["directive"] == ECHOES
     assert (events[1]["daemon"], events[1]["epoch"]) == ("d1", 1)
-    assert (events[3]["name"], events[4]["is_error"]) == ("Bash", False)
+    assert (events[4]["name"], events[5]["is_error"]) == ("Bash", False)
     assert set(events[-1]) >= FIELDS
     assert events[-1]["report"]["result"] == "it said hello"
 
@@ -83,7 +83,7 @@ def test_events_come_while_the_run_goes_on(world: World) -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
-    assert [event["event"] for event in seen] == ["requested", "claimed", "turn", "tool_started"]
+    assert [event["event"] for event in seen] == ["requested", "claimed", "fan_out_decided", "turn", "tool_started"]
 
 
 def test_people_get_progress_and_a_table(world: World) -> None:

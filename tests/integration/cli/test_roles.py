@@ -39,6 +39,8 @@ def test_each_role_does_its_own(locked: World, accounts_server: AccountsServer) 
     assert run_id in [run["run_id"] for run in seen["runs"]]
     assert "locked" in [one["name"] for one in seen["daemons"]]
     assert objects(locked.ask("logs", run_id, "--json", *observer).stdout)[-1]["status"] == "completed"
+    (bill,) = objects(locked.ask("cost", "--run", run_id, "--json", *observer).stdout)
+    assert bill["total"]["confirmed"] == 1
     assert locked.ask("provision", *admin).returncode == 0
     for wrong in (daemon, observer):
         refused = locked.ask(*locked.forking("Look."), *wrong)

@@ -141,7 +141,7 @@ def test_attach_watches_from_the_beginning_to_the_end(world: World) -> None:
     done = world.ask("attach", run_id, "--json")
     text = world.ask("attach", run_id)
 
-    names = ["requested", "claimed", "turn", "tool_started", "tool_finished", "turn", "final"]
+    names = ["requested", "claimed", "fan_out_decided", "turn", "tool_started", "tool_finished", "turn", "final"]
     assert [event["event"] for event in objects(done.stdout)] == names
     assert (done.returncode, text.returncode) == (0, 0)
     assert "Result: it said hello" in text.stdout

@@ -13,7 +13,7 @@ from nexofork.cli import run_command
 
 NEXOFORK = Path(sys.executable).with_name("nexofork")
 COMMANDS = [
-    *("demo", "fork", "estimate", "wait", "ps", "logs", "explain", "attach", "abort", "answer"),
+    *("demo", "fork", "estimate", "wait", "ps", "logs", "cost", "explain", "attach", "abort", "answer"),
     *("daemon", "serve", "provision", "simulate"),
 ]
 

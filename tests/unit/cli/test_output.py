@@ -17,7 +17,15 @@ from nexofork.cli.options import header, rfc3339, seconds_or_zero
 from nexofork.cli.output import brief, counted, plain, print_json, print_results, print_table
 from nexofork.cli.progress import EventLines, PlainProgress, ResultLines
 from nexofork.core.usage import Usage
-from nexofork.engine.events import ForkClaimed, ForkEnded, ForkStarted, ToolFinished, ToolStarted, TurnFinished
+from nexofork.engine.events import (
+    FanOutDecided,
+    ForkClaimed,
+    ForkEnded,
+    ForkStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+)
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BadMessage, BusError, ForkRefused
 
@@ -45,6 +53,17 @@ def test_events_have_the_logs_names() -> None:
     assert {one["run_id"] for one in shown} == {"r1"}
     assert shown[2]["usage"]["input_tokens"] == 3
     assert shown[-1].items() >= {"status": "failed", "directive": "Look."}.items()
+
+
+def test_how_a_fan_out_started_is_said_where_somebody_waits() -> None:
+    """Programs get every number; people read of it only if it holds a child up."""
+    waits = FanOutDecided(run_id="r1", decision={"plan": "leader_first", "why": "it pays", "siblings": 3})
+    at_once = FanOutDecided(run_id="r1", decision={"plan": "all_at_once"})
+
+    assert event_object(waits)["event"] == "fan_out_decided"
+    assert event_object(waits)["decision"]["siblings"] == 3
+    assert event_phrase(waits) == "leader first: it pays"
+    assert event_phrase(at_once) == ""
 
 
 def test_a_cache_key_hash_is_shown_in_hex() -> None:

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork import DefaultForkSubagent, DelegateMode, ForkOverrides, ForkStatus, FunctionTools
+from nexofork import AnthropicProvider, DefaultForkSubagent, DelegateMode, ForkOverrides, ForkStatus, FunctionTools
+from nexofork.economics.ledger import price_calls, total
 from nexofork.engine.abort import AbortReason
+from nexofork.engine.events import CallBegan
 from nexofork.errors import BadDirective, CacheBreak, ForkRefused
-from tests.support.conversation import call, says
+from tests.support.conversation import KEY, call, says
 from tests.support.parents import Parent, body_of, fork
 
 if TYPE_CHECKING:
-    from nexofork import AnthropicProvider, CacheSafeParams
+    from nexofork import CacheSafeParams
     from nexofork.simulator import Simulator
 
 HANGS = says("Wait.", {"fault": "hang"})
@@ -244,3 +246,60 @@ async def test_what_the_runtime_builds_cannot_be_overridden(
         await forks.fork(fork(snapshot, llm, overrides=overrides, allow_cache_break=True))
 
     assert sim.request_count == 1
+
+
+async def test_every_call_is_in_the_ledger(sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider) -> None:
+    """Attempts that failed, were cut off or came to their end are told apart, and the tokens are the server's."""
+    scripts = [
+        says("Go.", {"text": "done", "fault": {"status": 529, "times": 2}}),
+        says("Go on.", {"text": "a long report", "fault": {"cut_after_events": 4, "times": 1}}),
+    ]
+    async with DefaultForkSubagent() as forks:
+        for handle in await forks.fork_each(fork(snapshot, llm, "x"), scripts):
+            assert (await handle.result()).ok
+        stalled = await forks.fork(fork(snapshot, llm, STALLS))
+        async for event in stalled.events():
+            if isinstance(event, CallBegan):
+                break
+        await stalled.abort("enough")
+        await stalled.result()
+
+    calls = sorted(forks.ledger.calls, key=lambda one: (one.run_id, one.attempt))
+    assert sorted((one.outcome, one.attempt) for one in calls) == [
+        ("confirmed", 2),
+        ("confirmed", 3),
+        ("failed", 1),
+        ("failed", 2),
+        ("unconfirmed", 1),
+        ("unconfirmed", 1),
+    ]
+    known = {one.message_id: one.billed for one in calls if one.billed}
+    for record in sim.log[1:]:
+        if record.status == 200:
+            billed = known[record.message_id or ""]
+            assert billed is not None
+            assert billed[:4] == (record.fresh, record.read, record.write_5m, record.write_1h)
+    sums = total(price_calls(calls))
+    assert sums.confirmed == 2
+    assert 0 < sums.money.ideal < sums.money.billed < sums.money.unshared
+
+
+async def test_an_attempt_that_was_never_sent_is_not_billed(sim: Simulator, snapshot: CacheSafeParams) -> None:
+    """Aborted between two attempts, the second one is known not to have happened."""
+    waiting = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    patient = AnthropicProvider.from_env(base_url=sim.url, api_key=KEY, sleep=sleep)
+    async with DefaultForkSubagent() as forks, patient:
+        refused = says("Go.", {"fault": {"status": 429, "retry_after": 30}})
+        handle = await forks.fork(fork(snapshot, patient, refused))
+        await waiting.wait()
+        await handle.abort("enough")
+        await handle.result()
+
+    assert [(one.attempt, one.outcome) for one in forks.ledger.calls] == [(1, "failed"), (2, "failed")]
+    assert "not sent" in forks.ledger.calls[1].error
+    assert len(sim.log) == 2

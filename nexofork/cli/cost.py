@@ -1,0 +1,189 @@
+"""``nexofork cost``: what model calls cost, what they would have cost without sharing, and the least they could."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from nexofork.bus.ledger import read_ledger
+from nexofork.cli.cost_chart import chart_lines
+from nexofork.cli.exit_codes import OK
+from nexofork.cli.options import rfc3339, target_options, token
+from nexofork.cli.output import brief, counted, print_json, print_table
+from nexofork.cli.session import finish, open_target
+from nexofork.economics.ledger import By, price_calls, sum_by, total
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nexofork.cli.options import Target
+    from nexofork.economics.ledger import PricedCall, Sums
+
+__all__ = ["cost"]
+
+_SPAN = re.compile(r"(\d{1,6})([smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_NAME = 200
+"""How much of a group's name the ledger keeps."""
+
+
+def moment(value: Any) -> float:
+    """Read a time: how long ago (``24h``), or in RFC 3339."""
+    if found := _SPAN.fullmatch(str(value)):
+        return max(time.time() - int(found[1]) * _UNIT_S[found[2]], 0.0)
+    try:
+        return max(rfc3339(value), 0.0)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{value!r} is not a time: give how long ago, such as 90m, 24h or 7d, or one in RFC 3339, "
+            "such as 2026-05-04T10:00:00Z."
+        ) from None
+
+
+@click.command()
+@click.option(
+    "--by",
+    type=click.Choice(get_args(By)),
+    default="day",
+    show_default=True,
+    help="What to add up; days are UTC.",
+)
+@click.option("--since", type=moment, metavar="WHEN", help="Only calls sent since: 24h, 7d, or a time in RFC 3339.")
+@click.option("--until", type=moment, metavar="WHEN", help="Only calls sent before.")
+@click.option("--group", metavar="NAME", help="Only calls of this group.")
+@click.option("--run", "run_id", type=token, metavar="ID", help="Only calls of this run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values with a header.")
+@click.option("--chart/--no-chart", default=None, help="Draw bars; on a terminal unless said otherwise.")
+@target_options
+def cost(*, as_json: bool, as_csv: bool, chart: bool | None, target: Target, **chosen: Any) -> None:
+    """Show what model calls cost: tokens, dollars, what no sharing would have cost, and the least possible.
+
+    Confirmed calls came to their end; unconfirmed ones may have been billed for more than is known, because a
+    connection or a daemon was lost; failed ones were refused and cost nothing.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv are two forms of the same; give one of them.")
+    if chosen["since"] is not None and chosen["until"] is not None and chosen["since"] >= chosen["until"]:
+        raise click.UsageError("--since is not before --until, so nothing can lie between them.")
+    form = "json" if as_json else "csv" if as_csv else "table"
+    finish(lambda: _cost(form=form, chart=chart, target=target, **chosen))
+
+
+async def _cost(
+    *,
+    by: By,
+    since: float | None,
+    until: float | None,
+    group: str | None,
+    run_id: str | None,
+    form: str,
+    chart: bool | None,
+    target: Target,
+) -> int:
+    async with open_target(target) as bus:
+        booked = await read_ledger(bus, since)
+    # What a call could have cost at least depends on its siblings, so they are left out only afterwards.
+    calls = [
+        priced
+        for priced in price_calls(call for call in booked if call.pool == target.pool)
+        if (until is None or priced.call.at < until)
+        and (group is None or priced.call.group == group[:_NAME])
+        and (run_id is None or priced.call.run_id == run_id)
+    ]
+    rows, sums, notes = sum_by(calls, by), total(calls), _notes(calls)
+    if form == "json":
+        plain = _calls_as_json(calls) if by == "call" else [row.to_json() for row in rows]
+        print_json({"by": by, "rows": plain, "total": sums.to_json(), "notes": notes})
+    elif form == "csv":
+        _print_csv(rows, by)
+    elif not calls:
+        click.echo("No calls in the ledger that match.")
+    else:
+        _print_table(rows, sums, by)
+        if chart or (chart is None and sys.stdout.isatty()):
+            click.echo()
+            for line in chart_lines(rows, width=shutil.get_terminal_size().columns):
+                click.echo(line)
+        for note in notes:
+            click.echo(note, err=True)
+    return OK
+
+
+def _calls_as_json(calls: Sequence[PricedCall]) -> list[dict[str, Any]]:
+    """Return each call with everything that was booked of it."""
+    return [
+        {**total([one]).to_json(), "key": one.call.call_id, **one.call.model_dump(mode="json", exclude={"billed"})}
+        for one in calls
+    ]
+
+
+def _notes(calls: Sequence[PricedCall]) -> list[str]:
+    notes = []
+    unpriced = sorted({priced.call.model for priced in calls if priced.money is None})
+    if unpriced:
+        names = ", ".join(repr(brief(name, 60)) for name in unpriced)
+        notes.append(f"No price is known for {names}: tokens are counted, dollars are not.")
+    blank = sum(priced.call.outcome == "unconfirmed" and priced.call.billed is None for priced in calls)
+    if blank:
+        notes.append(f"{counted(blank, 'unconfirmed call')} may have been billed for tokens that are not known here.")
+    return notes
+
+
+def _print_csv(rows: Sequence[Sums], by: By) -> None:
+    plain = [row.to_json() for row in rows]
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    fields = list(total(()).to_json())
+    writer.writerow([by, *fields[1:]])
+    for row in plain:
+        writer.writerow([_inert(str(row["key"])), *(row[field] for field in fields[1:])])
+    click.echo(out.getvalue().encode("utf-8", "backslashreplace"), nl=False)
+
+
+def _inert(text: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula: names come from strangers."""
+    return f"'{text}" if text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and text != "-") else text
+
+
+def _print_table(rows: Sequence[Sums], sums: Sums, by: By) -> None:
+    lines = [_cells(row) for row in (*rows, sums)]
+    header = (by, *lines[0])
+    # A column that says nothing in any row is left out.
+    kept = [name for name in header[1:] if name in _ALWAYS or any(line[name] not in ("0", "-") for line in lines)]
+    table = [
+        (brief(row.key, 44), *(line[name] for name in kept)) for row, line in zip((*rows, sums), lines, strict=True)
+    ]
+    print_table((by, *kept), table, right=frozenset(range(1, len(kept) + 1)))
+
+
+_ALWAYS = ("calls", "read", "fresh", "output", "$")
+
+
+def _cells(row: Sums) -> dict[str, str]:
+    def dollars(amount: float) -> str:
+        return f"{amount:.4f}" if row.priced else "-"
+
+    return {
+        "calls": f"{row.calls:,}",
+        "confirmed": f"{row.confirmed:,}",
+        "unconfirmed": f"{row.unconfirmed:,}",
+        "failed": f"{row.failed:,}",
+        "read": f"{row.usage.cache_read_tokens:,}",
+        "write 5m": f"{row.usage.cache_write_5m_tokens:,}",
+        "write 1h": f"{row.usage.cache_write_1h_tokens:,}",
+        "fresh": f"{row.usage.input_tokens:,}",
+        "output": f"{row.usage.output_tokens:,}",
+        "$": dollars(row.money.billed),
+        "$ unshared": dollars(row.money.unshared),
+        "$ ideal": dollars(row.money.ideal),
+        "saved": "-" if row.saved is None else f"{row.saved:.1%}",
+        "input/ideal": "-" if row.to_ideal is None else f"{row.to_ideal:.3f}",
+    }
