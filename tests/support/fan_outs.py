@@ -159,7 +159,7 @@ async def parent_of(fleet: Fleet, row: Row) -> CacheSafeParams:
 def _request(row: Row, answer: dict[str, Any]) -> dict[str, Any]:
     """A long conversation, marked on its system prompt and on its last block."""
     mark = MARK_1H if row.ttl == "1h" else MARK
-    each = (row.tokens - 2_000) // _MESSAGES
+    each = (row.tokens - 4_000) // _MESSAGES
     history: list[dict[str, Any]] = [
         {"role": ("user", "assistant")[number % 2], "content": [text(f"Message {number}.", tokens=each)]}
         for number in range(_MESSAGES)
