@@ -53,6 +53,14 @@ _DEFAULT = DaemonSettings()
     help="Time to finish.",
 )
 @click.option(
+    "--leader-wait-s",
+    type=seconds_or_zero,
+    metavar="SECONDS",
+    default=_DEFAULT.leader_wait_s,
+    show_default=True,
+    help="Longest wait for a sibling that writes the common prefix.",
+)
+@click.option(
     "--sandbox",
     type=click.Choice(["auto", "bwrap", "none"]),
     default="auto",

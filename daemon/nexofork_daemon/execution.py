@@ -288,7 +288,13 @@ class Execution:
             except (MissingBlob, CorruptBlob) as exc:
                 return await ask_for(payload, problem=exc, run_id=self.run_id, journal=journal, host=self._host)
 
-        return await self._host.shelf.get(request, resolve)
+        return await self._host.shelf.get(request, resolve, sent_at=self._sent_at(request))
+
+    def _sent_at(self, request: Requested) -> float | None:
+        """Return when the parent's call was sent by our own clock, whatever the parent's clock says."""
+        if request.sent_at is None or not request.at:
+            return request.sent_at
+        return self._host.clock.ours(self._delivery.stored_at) - (request.at - request.sent_at)
 
     async def _finish(self, request: Requested, journal: LogJournal, result: ForkResult) -> None:
         """Report how it ended, unless it did not end here."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
+    from nexofork.bus.clock import ServerClock
     from nexofork.bus.connection import Bus
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.warmth import Warmth
@@ -30,5 +31,6 @@ class Host:
     provider: Provider
     tools: ToolDispatcher
     warmth: Warmth
+    clock: ServerClock
     shelf: SnapshotShelf
     inboxes: Inboxes

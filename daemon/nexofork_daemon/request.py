@@ -46,8 +46,13 @@ class SnapshotShelf:
         self._recent: OrderedDict[str, CacheSafeParams] = OrderedDict()
         self._busy: dict[str, asyncio.Lock] = {}
 
-    async def get(self, request: Requested, resolve: Resolve) -> CacheSafeParams:
+    async def get(self, request: Requested, resolve: Resolve, *, sent_at: float | None) -> CacheSafeParams:
         """Return the request's snapshot, building it if no other fork has.
+
+        Args:
+            request: Whose.
+            resolve: Fetches what it refers to.
+            sent_at: When the parent's own call was sent, by this host's clock.
 
         Raises:
             BusError: A blob is missing or corrupt.
@@ -57,7 +62,7 @@ class SnapshotShelf:
         async with self._one_at_a_time(key):
             snapshot = self._held.get(key)
             if snapshot is None:
-                snapshot = await _build(request, resolve)
+                snapshot = await _build(request, resolve, sent_at)
                 self._held[key] = snapshot
         self._recent[key] = snapshot
         self._recent.move_to_end(key)
@@ -140,7 +145,7 @@ def _name(payload: Payload) -> str:
     return payload.delta.sha256
 
 
-async def _build(request: Requested, resolve: Resolve) -> CacheSafeParams:
+async def _build(request: Requested, resolve: Resolve, sent_at: float | None) -> CacheSafeParams:
     body = await resolve(request.snapshot)
     reply = Reply.from_response(await resolve(request.reply)) if request.reply else None
     return CacheSafeParams.from_parent_request(
@@ -149,7 +154,7 @@ async def _build(request: Requested, resolve: Resolve) -> CacheSafeParams:
         headers=request.headers,
         query=tuple(request.query),
         workspace_id=request.workspace_id,
-        sent_at=request.sent_at,
+        sent_at=sent_at,
         exact=request.exact,
         replacements=ContentReplacementState.from_wire(request.replacements) if request.replacements else None,
     )

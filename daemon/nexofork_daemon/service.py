@@ -14,6 +14,7 @@ from nexofork.bus.blobs import BlobStore
 from nexofork.bus.pickup import Pickup
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
+from nexofork.bus.warmth import FleetWarmth
 from nexofork.engine.abort import AbortReason
 from nexofork.engine.warmth import Warmth
 from nexofork.errors import BusError
@@ -66,6 +67,7 @@ async def run_daemon(
         BusError: The streams are not there and may not be made, or the consumer was deleted.
     """
     settings = replace(settings, lease_s=await _lease_s(bus, settings))
+    board = FleetWarmth(bus, by=settings.instance, pool=settings.pool)
     identity = Daemon(nkey=bus.identity, instance=settings.instance, host=settings.host, name=settings.name)
     host = Host(
         settings=settings,
@@ -74,12 +76,14 @@ async def run_daemon(
         blobs=BlobStore(bus, "daemon"),
         provider=provider,
         tools=tools,
-        warmth=Warmth(),
+        warmth=Warmth(wait_s=settings.leader_wait_s, board=board),
+        clock=board.clock,
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
     )
     await host.inboxes.open()
-    await _Service(host, stop, hurry or asyncio.Event()).serve(ready)
+    async with board:
+        await _Service(host, stop, hurry or asyncio.Event()).serve(ready)
 
 
 async def _lease_s(bus: Bus, settings: DaemonSettings) -> float:

@@ -26,6 +26,8 @@ class DaemonSettings:
     """How long running forks get to finish at shutdown before they are handed over."""
     epoch_limit: int = 5
     """How many daemons a run may have; one that keeps killing them ends as failed."""
+    leader_wait_s: float = 30.0
+    """The longest a fork waits for the sibling that writes their common prefix."""
     ask_s: float = 30.0
     """How long to wait for something only the parent can give."""
     host: str = field(default_factory=socket.gethostname)
@@ -37,6 +39,8 @@ class DaemonSettings:
             problems.append(f"slots is {self.slots}; give at least 1")
         if self.lease_s < 0.5:
             problems.append(f"lease_s is {self.lease_s:g}; give at least 0.5")
+        if not self.leader_wait_s >= 0:
+            problems.append(f"leader_wait_s is {self.leader_wait_s:g}; give 0 or more")
         if self.drain_s < 0:
             problems.append(f"drain_s is {self.drain_s:g}; give 0 or more")
         if problems:

@@ -51,6 +51,8 @@ class Delivery:
         """1 for the first delivery."""
         self.seq = int(tokens[5])
         """The request's sequence in the log."""
+        self.stored_at = int(tokens[7]) / 1e9
+        """When the server stored the request, by its own clock."""
         self._bus = bus
         self._reply = msg.reply
 

@@ -125,6 +125,10 @@ class ModelCalls:
         try:
             if turn == 1:
                 lead = await self._enter()
+                if lead.role == "leader" and self._decision is not None and self._decision.plan == "prewarm":
+                    self._close(attempt, "failed")  # nothing was sent; a run never holds two reservations
+                    await self._prewarm(lead)
+                    attempt = await self._reserve(turn, 1, request)
             try:
                 return await self._stream(request, attempt, lead)
             except ProviderError as exc:
@@ -173,6 +177,25 @@ class ModelCalls:
         if lead.waited_s > 0:
             self._emit(WaitedForLeader(run_id=self._run_id, waited_s=lead.waited_s))
         return lead
+
+    async def _prewarm(self, lead: Lead) -> None:
+        """Write the prefix with a call that asks for no answer; where that fails, the leader's own call writes it."""
+        snapshot = self._params.cache_safe
+        request = ModelRequest(body=self._base.prewarm_body(), headers=snapshot.headers, query=snapshot.query)
+        try:
+            reply, retries = await self._stream(request, await self._reserve(0, 1, request), lead)
+        except ProviderError as exc:
+            self._progress.decision = {**(self._progress.decision or {}), "prewarm_failed": str(exc)}
+            return
+        self._progress.calls.append(
+            CallRecord(
+                turn=0,
+                message_id=reply.message_id or "",
+                usage=reply.usage,
+                stop_reason=reply.stop_reason,
+                retries=retries,
+            )
+        )
 
     async def _reserve(self, turn: int, number: int, request: ModelRequest) -> _Attempt:
         quote = quote_call(self._params, body_bytes=len(request.body), calls=self._progress.calls)
@@ -255,10 +278,9 @@ class ModelCalls:
         return following
 
     async def _finished(self, reply: Reply, attempt: _Attempt) -> None:
-        first = attempt.turn == 1
-        await self._journal.turn_finished(
-            attempt.turn, reply, retries=attempt.number - 1, cache=self._progress.cache if first else None
-        )
+        if attempt.turn:
+            cache = self._progress.cache if attempt.turn == 1 else None
+            await self._journal.turn_finished(attempt.turn, reply, retries=attempt.number - 1, cache=cache)
         self._close(attempt, "confirmed", reply)
         self._progress.open = None
 
@@ -278,7 +300,9 @@ class ModelCalls:
             return
         lead.began(TTL_S[ttl_of(self._params.cache_safe)])
         uncached = started.usage.prompt_tokens - started.usage.cache_read_tokens
-        self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at)
+        self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at, prewarm=attempt.turn == 0)
+        if attempt.turn == 0:
+            return
         check = check_first_call(
             self._params, plan=self._prompt.plan, started=started, led=lead.role == "leader", sent_at=attempt.sent_at
         )

@@ -37,6 +37,7 @@ class CallRecord:
     """One finished model call."""
 
     turn: int
+    """From 1; 0 for a pre-warm."""
     message_id: str
     usage: Usage
     stop_reason: str | None
@@ -113,7 +114,7 @@ class ForkResult:
     @property
     def turns(self) -> int:
         """How many replies the model gave."""
-        return sum(call.complete for call in self.calls)
+        return sum(call.complete and call.turn > 0 for call in self.calls)
 
     @property
     def usage(self) -> Usage:

@@ -39,6 +39,7 @@ __all__ = [
     "ToolFinished",
     "ToolStarted",
     "Turn",
+    "Warming",
     "decode_event",
     "decode_report",
     "encode",
@@ -298,6 +299,19 @@ class Presence(Message):
     draining: bool = False
     workspace_id: str | None = None
     sandbox: str = "none"
+
+
+class Warming(Message):
+    """What the fleet knows about one prefix. Times are the NATS server's, which all daemons can tell alike."""
+
+    kind: Literal["warmth"] = "warmth"
+    state: Literal["cold", "warming", "warm"]
+    by: str = ""
+    """The daemon's instance that writes or wrote it."""
+    since: float = 0.0
+    """When the one who is writing it took the lead."""
+    until: float = 0.0
+    """When the entry ends, unless somebody reads it before."""
 
 
 Event: TypeAlias = Annotated[Requested | AbortEvent, Field(discriminator="kind")]

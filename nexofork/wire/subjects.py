@@ -20,11 +20,13 @@ __all__ = [
     "inbox_filter",
     "live_presence",
     "live_reports",
+    "live_warm",
     "parent_alive",
     "presence",
     "reports",
     "run_filter",
     "run_of",
+    "warm",
 ]
 
 DEFAULT_POOL = "fork"
@@ -146,6 +148,24 @@ def live_presence() -> str:
     'live.presence.*.*'
     """
     return "live.presence.*.*"
+
+
+def warm(key: str) -> str:
+    """Daemon, compare-and-set: who writes a prefix, and until when it is warm.
+
+    >>> warm("ab12")
+    'warm.ab12'
+    """
+    return f"warm.{check_token(key, 'prefix key')}"
+
+
+def live_warm() -> str:
+    """Server to daemons: what became of prefixes, after it was stored.
+
+    >>> live_warm()
+    'live.warm.*'
+    """
+    return "live.warm.*"
 
 
 def run_of(subject: str) -> str:

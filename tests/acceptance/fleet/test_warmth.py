@@ -1,0 +1,86 @@
+"""One child of the whole fleet writes a prefix that nobody has written; the others read it, on whichever host."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nexofork import CacheSafeParams, ForkParams
+from nexofork.wire import messages as wire
+from tests.support.conversation import says
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from nexofork.simulator.log import RequestRecord
+    from tests.support.fleet import Fleet
+
+HELD = {"text": "Scope: all\nResult: done", "hold": "first byte"}
+DONE = {"text": "Scope: all\nResult: done"}
+
+
+async def cold(fleet: Fleet) -> CacheSafeParams:
+    """The conversation as a file would hold it: nobody knows whether it was ever sent."""
+    known = await fleet.snapshot()
+    assert known.reply is not None
+    system = [{"type": "text", "text": f"You are another agent of {fleet.pool}."}]
+    body = await fleet.agent.ask(system=system)
+    fleet.sim.reset()
+    return replace(body, sent_at=None)
+
+
+def children(fleet: Fleet) -> list[RequestRecord]:
+    """The requests of the children."""
+    return list(fleet.sim.log)
+
+
+async def started_calls(fleet: Fleet, run_id: str) -> list[Any]:
+    """The calls that were announced on a run's log."""
+    return [report for report in await fleet.reports(run_id) if isinstance(report, wire.CallStarted)]
+
+
+async def test_of_nine_cold_children_on_three_hosts_one_writes(fleet: Fleet) -> None:
+    """Nobody sends before the leader's first byte, everybody reads what it wrote, and each log says how it started."""
+    await fleet.daemons(3, slots=4)
+    params = ForkParams(cache_safe=await cold(fleet), prompt_messages="")
+    async with fleet.connect() as forks:
+        handles = await forks.fork_each(params, [says(f"Part {n}.", HELD) for n in range(9)])
+        await fleet.sim.received(1)
+        for handle in handles:
+            await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Claimed))
+        assert fleet.sim.request_count == 1
+
+        fleet.sim.release("first byte")
+        results = [await handle.result() for handle in handles]
+
+    assert {result.daemon for result in results} == {"d0", "d1", "d2"}
+    written = sorted(record.write_5m for record in children(fleet))
+    assert written[:8] == [0] * 8
+    assert written[8] > 5_000
+    roles = sorted(result.decision["role"] for result in results if result.decision)
+    assert roles == ["follower"] * 8 + ["leader"]
+    (call,) = await started_calls(fleet, handles[0].run_id)
+    assert (call.turn, call.attempt) == (1, 1)
+    assert call.decision["plan"] == "leader_first"
+    assert call.decision["siblings"] == 9
+    assert call.decision["all_at_once"] > call.decision["leader_first"]
+
+
+async def test_a_killed_leader_is_replaced_before_its_run_comes_back(fleet: Fleet) -> None:
+    """The daemon that leads dies before the first byte; another child writes, once, and the lost run is run again."""
+    await fleet.daemons(3, slots=4)
+    params = ForkParams(cache_safe=await cold(fleet), prompt_messages="")
+    async with fleet.connect() as forks:
+        lead = await forks.fork(replace(params, prompt_messages=says("Lead.", {"fault": "hang"})))
+        await fleet.sim.received(1)
+        (claim,) = [report for report in await fleet.reports(lead.run_id) if isinstance(report, wire.Claimed)]
+        others = await forks.fork_each(params, [says(f"Part {n}.", DONE) for n in range(5)])
+        for handle in others:
+            await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Claimed))
+
+        fleet.owner(claim.daemon.name).signal(signal.SIGKILL)
+        results = [await handle.result() for handle in others]
+
+    assert all(result.ok for result in results)
+    assert sum(record.write_5m > 0 for record in children(fleet)) == 1
