@@ -67,7 +67,7 @@ async def run_daemon(
         BusError: The streams are not there and may not be made, or the consumer was deleted.
     """
     settings = replace(settings, lease_s=await _lease_s(bus, settings))
-    board = FleetWarmth(bus, by=settings.instance, pool=settings.pool)
+    board = FleetWarmth(bus, by=settings.instance)
     identity = Daemon(nkey=bus.identity, instance=settings.instance, host=settings.host, name=settings.name)
     host = Host(
         settings=settings,

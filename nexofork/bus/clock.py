@@ -11,6 +11,8 @@ from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nexofork.bus.connection import Bus
 
 __all__ = ["ServerClock"]
@@ -24,13 +26,15 @@ _NOTABLE_S = 5.0
 class ServerClock:
     """Tells the server's time from our own clock and the difference that was last seen."""
 
-    def __init__(self, bus: Bus, stream: str) -> None:
+    def __init__(self, bus: Bus, stream: str, *, own: Callable[[], float] = time.time) -> None:
         """Start with our own time.
 
         Args:
             bus: The connection.
             stream: One that every role may ask about: the answer carries the server's time.
+            own: This host's clock, as Unix time.
         """
+        self._own = own
         self._bus = bus
         self._stream = stream
         self._asked_at: float | None = None
@@ -39,7 +43,7 @@ class ServerClock:
 
     def now(self) -> float:
         """Return the server's time as Unix time."""
-        return time.time() + self.ahead_s
+        return self._own() + self.ahead_s
 
     def ours(self, server_time: float) -> float:
         """Return what our own clock shows at a time of the server's."""
@@ -49,7 +53,7 @@ class ServerClock:
         """Ask the server for its time, unless it was asked a moment ago; where it does not say, ours has to do."""
         if self._asked_at is not None and time.monotonic() - self._asked_at < _FRESH_S:
             return
-        before = time.time()
+        before = self._own()
         try:
             info = await call(self._bus, f"STREAM.INFO.{self._stream}")
             at = datetime.fromisoformat(str(info["ts"])[:26].rstrip("Z") + "+00:00").timestamp()
@@ -57,7 +61,7 @@ class ServerClock:
             log.debug("the server's time is not known: %s", exc)
             return
         self._asked_at = time.monotonic()
-        self.ahead_s = at - (before + time.time()) / 2
+        self.ahead_s = at - (before + self._own()) / 2
         if abs(self.ahead_s) > _NOTABLE_S:
             log.warning(
                 "this host's clock is %+.0f s off the NATS server's; the difference is allowed for", -self.ahead_s

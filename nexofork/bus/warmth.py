@@ -22,8 +22,8 @@ from nexofork.bus.jetstream import expect_last, store
 from nexofork.bus.reading import last_of
 from nexofork.errors import BusError
 from nexofork.wire.messages import Warming, encode
-from nexofork.wire.streams import WARM, log_stream
-from nexofork.wire.subjects import DEFAULT_POOL, live_warm, warm
+from nexofork.wire.streams import WARM
+from nexofork.wire.subjects import live_warm, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -65,17 +65,17 @@ class _Leading:
 class FleetWarmth:
     """One daemon's view of the board."""
 
-    def __init__(self, bus: Bus, *, by: str, pool: str = DEFAULT_POOL) -> None:
+    def __init__(self, bus: Bus, *, by: str, clock: Callable[[], float] = time.time) -> None:
         """Prepare to look at the board.
 
         Args:
             bus: The connection.
             by: Names this daemon.
-            pool: Whose log the server's time is read from.
+            clock: This host's clock, as Unix time; it may be wrong.
         """
         self._bus = bus
         self._by = by
-        self.clock = ServerClock(bus, log_stream(pool))
+        self.clock = ServerClock(bus, WARM, own=clock)
         self._news: dict[str, set[asyncio.Event]] = {}
         self._leading: dict[str, _Leading] = {}
         self._writing: dict[str, asyncio.Lock] = {}

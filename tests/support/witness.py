@@ -24,6 +24,8 @@ _TOLD = json.dumps(BOILERPLATE, ensure_ascii=False).encode()
 # A quote inside a string is escaped, so these match members only.
 _MARKER = re.compile(rb',"cache_control":\{[^{}]*\}|"cache_control":\{[^{}]*\},?')
 _STREAM = re.compile(rb',"stream":(?:true|false)|"stream":(?:true|false),?')
+_MAX_TOKENS = re.compile(rb'"max_tokens":\d+,')
+_PREWARM = b'"max_tokens":0,'
 _DIAGNOSTICS = re.compile(rb',"diagnostics":\{[^{}]*\}')
 
 
@@ -53,13 +55,18 @@ def check_prefixes(bodies: Sequence[bytes]) -> None:
     shared: dict[bytes, bytes] = {}
     for body in children:
         # A parent that went on is grown from its own earlier request; the child's parent is the longest that fits.
-        own = max((parent for parent in parents if is_grown(parent, body)), key=len, default=None)
+        own = max((parent for parent in parents if is_grown(_like(parent, body), body)), key=len, default=None)
         assert own is not None or not parents, "a child's body is not its parent's body with something inserted"
         if own is None:
             continue  # its parent was never sent here, so nobody can say who its siblings are
-        told = body[: body.index(_TOLD) + len(_TOLD)]
+        told = _like(body[: body.index(_TOLD) + len(_TOLD)], _PREWARM)
         assert shared.setdefault(own, told) == told, "siblings differ before the end of the boilerplate"
     _check_turns(children)
+
+
+def _like(parent: bytes, child: bytes) -> bytes:
+    """The parent's body, with the ``max_tokens`` of a pre-warm where the child is one."""
+    return _MAX_TOKENS.sub(_PREWARM, parent) if _PREWARM in child else parent
 
 
 def _check_turns(children: Sequence[bytes]) -> None:

@@ -121,10 +121,11 @@ async def test_a_daemon_cannot_abort_a_run(guarded: Fleet, accounts_server: Acco
     assert [message.kind for message in messages if not isinstance(message, BadMessage)] == [
         "requested",
         "claimed",
+        "call_started",
         "turn",
         "final",
     ]
-    assert len(messages) == 4
+    assert len(messages) == 5
     assert asked(guarded.sim, "ebony") == [1]
 
 

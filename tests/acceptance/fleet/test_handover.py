@@ -46,7 +46,7 @@ async def test_a_daemon_paused_beyond_its_lease_writes_nothing_when_it_wakes(fle
 
         assert (result.status, result.daemon, result.attempts) == (ForkStatus.COMPLETED, "heir", 2)
         reports = await fleet.reports(handle.run_id)
-        assert epochs(reports) == [1, 2, 2, 2]
+        assert epochs(reports) == [1, 1, 2, 2, 2, 2]
         await fleet.owner("heir").kill()
         later = await (await forks.fork(await fleet.params("work for the one that woke"))).result()
     assert (later.status, later.daemon) == (ForkStatus.COMPLETED, "zombie")
@@ -115,7 +115,7 @@ async def test_a_daemon_told_to_stop_hands_over_at_its_limit(fleet: Fleet) -> No
     assert (result.status, result.daemon, code) == (ForkStatus.COMPLETED, "heir", 0)
     assert took < 10
     kinds = [report.kind for report in await fleet.reports(handle.run_id)]
-    assert kinds == ["claimed", "handed_over", "claimed", "turn", "final"]
+    assert kinds == ["claimed", "call_started", "handed_over", "claimed", "call_started", "turn", "final"]
 
 
 async def test_a_tool_that_was_cut_off_by_a_hand_over_is_not_repeated(fleet: Fleet, tmp_path: Path) -> None:

@@ -45,9 +45,11 @@ async def test_one_plain_message_is_a_fork(fleet: Fleet) -> None:
 
     assert [report["kind"] for report in got] == [
         "claimed",
+        "call_started",
         "turn",
         "tool_started",
         "tool_finished",
+        "call_started",
         "turn",
         "final",
     ]

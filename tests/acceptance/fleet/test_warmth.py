@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from nexofork import CacheSafeParams, ForkParams
 from nexofork.wire import messages as wire
@@ -65,6 +68,49 @@ async def test_of_nine_cold_children_on_three_hosts_one_writes(fleet: Fleet) -> 
     assert call.decision["plan"] == "leader_first"
     assert call.decision["siblings"] == 9
     assert call.decision["all_at_once"] > call.decision["leader_first"]
+
+
+@pytest.mark.parametrize("skew_s", [-900.0, 900.0])
+async def test_a_parent_whose_clock_is_off_is_as_warm_as_it_is(fleet: Fleet, skew_s: float) -> None:
+    """Its entry is a moment old whatever its clock says: the age is what it says between its own two times."""
+    await fleet.daemon()
+    snapshot = await fleet.snapshot()
+    assert snapshot.reply is not None
+    assert snapshot.sent_at is not None
+    request = wire.Requested(
+        at=time.time() + skew_s,
+        sent_at=snapshot.sent_at + skew_s,
+        snapshot=wire.Payload(text=snapshot.body.decode()),
+        reply=wire.Payload(text=snapshot.reply.to_wire().decode()),
+        headers=dict(snapshot.headers),
+        directive=says("apple", DONE),
+    )
+    await fleet.log("skewed").request(request)
+    await fleet.until_logged("skewed", lambda report: isinstance(report, wire.CallStarted))
+
+    (call,) = await started_calls(fleet, "skewed")
+    assert snapshot.reply.usage.cache_write_tokens == call.decision["warm_tokens"] > 0
+
+
+async def test_an_old_parent_is_cold_whatever_its_clock_says(fleet: Fleet) -> None:
+    """Six minutes between its call and its fork are six minutes, also for a daemon to whom they lie ahead."""
+    await fleet.daemon()
+    snapshot = await fleet.snapshot()
+    assert snapshot.reply is not None
+    ahead_s = 900.0
+    request = wire.Requested(
+        at=time.time() + ahead_s,
+        sent_at=time.time() + ahead_s - 360.0,
+        snapshot=wire.Payload(text=snapshot.body.decode()),
+        reply=wire.Payload(text=snapshot.reply.to_wire().decode()),
+        headers=dict(snapshot.headers),
+        directive=says("apple", DONE),
+    )
+    await fleet.log("idle").request(request)
+    await fleet.until_logged("idle", lambda report: isinstance(report, wire.CallStarted))
+
+    (call,) = await started_calls(fleet, "idle")
+    assert call.decision["warm_tokens"] == 0
 
 
 async def test_a_killed_leader_is_replaced_before_its_run_comes_back(fleet: Fleet) -> None:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
+
+import pytest
 
 from nexofork.bus.jetstream import store
 from nexofork.bus.reading import last_of
@@ -27,13 +30,13 @@ LIMIT_S = 20.0
 
 
 @asynccontextmanager
-async def boards(server: EmbeddedServer, pool: str, count: int) -> AsyncIterator[list[FleetWarmth]]:
+async def boards(server: EmbeddedServer, count: int) -> AsyncIterator[list[FleetWarmth]]:
     """The boards of so many daemons, each with a connection of its own."""
     async with AsyncExitStack() as stack:
         opened = []
         for number in range(count):
             bus = await stack.enter_async_context(connected(server.url))
-            opened.append(await stack.enter_async_context(FleetWarmth(bus, by=f"d{number}", pool=pool)))
+            opened.append(await stack.enter_async_context(FleetWarmth(bus, by=f"d{number}")))
         yield opened
 
 
@@ -56,12 +59,10 @@ async def until_state(bus: Bus, key: str, state: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_one_of_many_leads_and_the_others_start_when_it_says_warm(
-    nats_server: EmbeddedServer, bus: Bus, pool: str
-) -> None:
+async def test_one_of_many_leads_and_the_others_start_when_it_says_warm(nats_server: EmbeddedServer, bus: Bus) -> None:
     """Of ten daemons that ask at once one leads; its word reaches the nine, with the time that is left."""
     key = secrets.token_hex(8)
-    async with boards(nats_server, pool, 10) as all_:
+    async with boards(nats_server, 10) as all_:
         async with asyncio.TaskGroup() as tasks:
             asked = {tasks.create_task(ask(board, key)): board for board in all_}
             (first,), waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -74,10 +75,10 @@ async def test_one_of_many_leads_and_the_others_start_when_it_says_warm(
     assert (await state_of(bus, key)).state == "warm"
 
 
-async def test_a_warm_prefix_is_nobodys_to_lead(nats_server: EmbeddedServer, bus: Bus, pool: str) -> None:
+async def test_a_warm_prefix_is_nobodys_to_lead(nats_server: EmbeddedServer, bus: Bus) -> None:
     """Who asks later is told at once."""
     key = secrets.token_hex(8)
-    async with boards(nats_server, pool, 2) as (one, other):
+    async with boards(nats_server, 2) as (one, other):
         assert (await ask(one, key)).leads
         one.warm(key, for_s=300.0, ttl_s=300.0)
         await until_state(bus, key, "warm")
@@ -88,10 +89,10 @@ async def test_a_warm_prefix_is_nobodys_to_lead(nats_server: EmbeddedServer, bus
     assert standing.warm_s is not None
 
 
-async def test_a_leader_that_gives_up_hands_over(nats_server: EmbeddedServer, pool: str) -> None:
+async def test_a_leader_that_gives_up_hands_over(nats_server: EmbeddedServer) -> None:
     """The next one leads as soon as it says so."""
     key = secrets.token_hex(8)
-    async with boards(nats_server, pool, 2) as (one, other):
+    async with boards(nats_server, 2) as (one, other):
         assert (await ask(one, key)).leads
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(ask(other, key))
@@ -100,10 +101,10 @@ async def test_a_leader_that_gives_up_hands_over(nats_server: EmbeddedServer, po
         assert waiting.result().leads
 
 
-async def test_a_leader_that_falls_silent_is_replaced(nats_server: EmbeddedServer, bus: Bus, pool: str) -> None:
+async def test_a_leader_that_falls_silent_is_replaced(nats_server: EmbeddedServer, bus: Bus) -> None:
     """A daemon that was lost renews nothing; after three seconds of silence another one leads."""
     key = secrets.token_hex(8)
-    async with boards(nats_server, pool, 1) as (board,):
+    async with boards(nats_server, 1) as (board,):
         await store(bus, warm(key), encode(Warming(state="warming", by="lost", since=board.clock.now())))
 
         standing = await ask(board, key)
@@ -112,10 +113,10 @@ async def test_a_leader_that_falls_silent_is_replaced(nats_server: EmbeddedServe
     assert standing.waited
 
 
-async def test_a_living_leader_is_not_replaced_before_its_time(nats_server: EmbeddedServer, pool: str) -> None:
+async def test_a_living_leader_is_not_replaced_before_its_time(nats_server: EmbeddedServer) -> None:
     """One that renews is waited for until the limit, beyond the silence that would replace a lost one."""
     key = secrets.token_hex(8)
-    async with boards(nats_server, pool, 2) as (one, other):
+    async with boards(nats_server, 2) as (one, other):
         assert (await ask(one, key)).leads
 
         standing = await ask(other, key, patience_s=PATIENCE_S, limit_s=4.0)
@@ -123,10 +124,10 @@ async def test_a_living_leader_is_not_replaced_before_its_time(nats_server: Embe
     assert (standing.leads, standing.warm_s, standing.waited) == (False, None, True)
 
 
-async def test_a_slow_leader_gets_another_beside_it(nats_server: EmbeddedServer, bus: Bus, pool: str) -> None:
+async def test_a_slow_leader_gets_another_beside_it(nats_server: EmbeddedServer, bus: Bus) -> None:
     """When patience ends the next one leads; what the slow one says later counts all the same."""
     key = secrets.token_hex(8)
-    async with boards(nats_server, pool, 3) as (slow, next_, third):
+    async with boards(nats_server, 3) as (slow, next_, third):
         assert (await ask(slow, key)).leads
         assert (await ask(next_, key, patience_s=0.2, limit_s=LIMIT_S)).leads
         async with asyncio.TaskGroup() as tasks:
@@ -136,26 +137,47 @@ async def test_a_slow_leader_gets_another_beside_it(nats_server: EmbeddedServer,
         assert waiting.result().warm_s is not None
 
 
-async def test_garbage_is_written_over(nats_server: EmbeddedServer, bus: Bus, pool: str) -> None:
+async def test_garbage_is_written_over(nats_server: EmbeddedServer, bus: Bus) -> None:
     """Warmth is advice: what cannot be read is no leader."""
     key = secrets.token_hex(8)
     await store(bus, warm(key), b"\xff garbage")
-    async with boards(nats_server, pool, 1) as (board,):
+    async with boards(nats_server, 1) as (board,):
         assert (await ask(board, key)).leads
 
 
-async def test_expired_warmth_is_cold(nats_server: EmbeddedServer, bus: Bus, pool: str) -> None:
+async def test_expired_warmth_is_cold(nats_server: EmbeddedServer, bus: Bus) -> None:
     """After the entry's time the next one leads."""
     key = secrets.token_hex(8)
-    async with boards(nats_server, pool, 1) as (board,):
+    async with boards(nats_server, 1) as (board,):
         await store(bus, warm(key), encode(Warming(state="warm", until=board.clock.now() - 1)))
         assert (await ask(board, key)).leads
 
 
-async def test_the_servers_time_is_told_whatever_our_own_clock_says(bus: Bus, pool: str) -> None:
+async def test_the_servers_time_is_told_whatever_our_own_clock_says(bus: Bus) -> None:
     """The difference to the server's clock on this machine is none worth mentioning."""
-    async with FleetWarmth(bus, by="d1", pool=pool) as board:
+    async with FleetWarmth(bus, by="d1") as board:
         assert abs(board.clock.ahead_s) < 2
+
+
+@pytest.mark.parametrize("skew_s", [-600.0, 600.0])
+async def test_a_host_whose_clock_is_minutes_off_tells_and_is_told_the_right_time(
+    nats_server: EmbeddedServer, bus: Bus, skew_s: float
+) -> None:
+    """Times on the board are the server's, so an entry of five minutes is one on every host."""
+    keys = secrets.token_hex(8), secrets.token_hex(8)
+    async with (
+        FleetWarmth(bus, by="right") as right,
+        FleetWarmth(bus, by="off", clock=lambda: time.time() + skew_s) as off,
+    ):
+        for key, teller, asker in zip(keys, (off, right), (right, off), strict=True):
+            assert (await ask(teller, key)).leads
+            teller.warm(key, for_s=300.0, ttl_s=300.0)
+            await until_state(bus, key, "warm")
+
+            standing = await ask(asker, key)
+
+            assert standing.warm_s is not None
+            assert 290 < standing.warm_s < 302
 
 
 async def test_daemons_with_a_role_of_their_own_share_warmth(accounts_server: AccountsServer) -> None:

@@ -109,10 +109,11 @@ def test_logs_show_the_run_from_request_to_end(world: World) -> None:
     entries = objects(world.ask("logs", run_id, "--json").stdout)
     text = world.ask("logs", run_id).stdout
 
-    names = ["requested", "claimed", "turn", "tool_started", "tool_finished", "turn", "final"]
+    tool = ["tool_started", "tool_finished"]
+    names = ["requested", "claimed", "call_started", "turn", *tool, "call_started", "turn", "final"]
     assert [entry["event"] for entry in entries] == names
     assert [entry["seq"] for entry in entries] == sorted(entry["seq"] for entry in entries)
-    assert "hello" in str(entries[4]["block"])
+    assert "hello" in str(entries[5]["block"])
     assert entries[-1]["status"] == "completed"
     assert [line.split()[2] for line in text.splitlines()] == names
 
