@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,6 +46,10 @@ class Row:
     """Whether the parent's reply starts the children by Agent calls, or is a short text (a sidecar's parent)."""
     form: Literal["captured", "command"] = "captured"
     """Whether the parent's call was recorded at its transport, or goes as files and options as on the command line."""
+    marks: Literal["blocks", "automatic", "none"] = "blocks"
+    """How the parent marks what shall be cached."""
+    slots: int = 64
+    """How many children a daemon runs at once."""
     delay_s: float = 0.4
     """How long the model takes to begin."""
 
@@ -53,6 +58,8 @@ class Row:
         extra += [f"{self.turns} turns"] if self.turns > 1 else []
         extra += [self.reply] if self.reply != "calls" else []
         extra += [self.form] if self.form != "captured" else []
+        extra += [f"marks {self.marks}"] if self.marks != "blocks" else []
+        extra += [f"{self.slots} slots"] if self.slots != 64 else []
         return " ".join([f"N={self.children} {self.warmth} {self.ttl} {self.tokens // 1000}K", *extra])
 
 
@@ -63,13 +70,16 @@ class Outcome:
     verdict: Verdict
     results: list[ForkResult]
     seconds: float
+    calls: int
+    """How many requests there were, answered or not."""
 
     def line(self, row: Row, note: str = "") -> str:
         """One line of the table."""
         verdict = self.verdict
+        plans = sorted({str((result.decision or {}).get("plan", "?")) for result in self.results})
         return (
-            f"{f'{row} {note}'.strip():<44} billed/ideal {verdict.ratio:6.4f}   writes {verdict.writes}   "
-            f"{self.seconds:5.1f} s   {', '.join(sorted({_plan(result) for result in self.results}))}"
+            f"{f'{row} {note}'.strip():<46} billed/ideal {verdict.ratio:6.4f}   writes {verdict.writes}   "
+            f"calls {self.calls:3}   {self.seconds:5.1f} s   {', '.join(plans)}"
         )
 
 
@@ -91,7 +101,7 @@ async def all_done(fleet: Fleet, row: Row, handles: Sequence[ForkHandle], *, fir
     took = time.monotonic() - began
     records = fleet.sim.log
     verdict = judge(billed(fleet.sim, records[first:]), ttl=row.ttl, before=billed(fleet.sim, records[:first]))
-    return Outcome(verdict=verdict, results=results, seconds=took)
+    return Outcome(verdict=verdict, results=results, seconds=took, calls=len(records) - first)
 
 
 def billed(sim: Simulator, records: Sequence[RequestRecord]) -> list[Billed]:
@@ -122,13 +132,19 @@ def child_records(sim: Simulator, *, first: int) -> list[RequestRecord]:
     return list(found.values())
 
 
-def directives(row: Row, **first_turn: Any) -> list[str]:
-    """One directive per child, with what the model answers to it; `first_turn` is added to the first answer."""
+def directives(row: Row, *, after: int = 0, **first_turn: Any) -> list[str]:
+    """One directive per child, with what the model answers to it.
+
+    Args:
+        row: The row.
+        after: How many directives were given out before; each is another one.
+        first_turn: Added to the first answer.
+    """
     turns: list[dict[str, Any]] = [{"text": DONE, "delay_s": row.delay_s}]
     if row.turns > 1:
         turns = [{"tools": [call(command="true")], "delay_s": row.delay_s}] * (row.turns - 1) + turns
     turns[0] = turns[0] | first_turn
-    return [says(f"Look into part {number:03}.", *turns) for number in range(row.children)]
+    return [says(f"Look into part {number:03}.", *turns) for number in range(after, after + row.children)]
 
 
 async def parent_of(fleet: Fleet, row: Row) -> CacheSafeParams:
@@ -158,7 +174,8 @@ async def parent_of(fleet: Fleet, row: Row) -> CacheSafeParams:
 
 def _request(row: Row, answer: dict[str, Any]) -> dict[str, Any]:
     """A long conversation, marked on its system prompt and on its last block."""
-    mark = MARK_1H if row.ttl == "1h" else MARK
+    control = MARK_1H if row.ttl == "1h" else MARK
+    mark = control if row.marks == "blocks" else None
     each = (row.tokens - 4_000) // _MESSAGES
     history: list[dict[str, Any]] = [
         {"role": ("user", "assistant")[number % 2], "content": [text(f"Message {number}.", tokens=each)]}
@@ -167,9 +184,11 @@ def _request(row: Row, answer: dict[str, Any]) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": row.model,
         "max_tokens": 4_000,
-        "system": [text("You are the agent of a long session.", tokens=1_200, mark=mark)],
+        # Of its own in every test: what one test's provider has cached is not in the cache of the next one's.
+        "system": [text(f"You are the agent of session {secrets.token_hex(8)}.", tokens=1_200, mark=mark)],
         "tools": [AGENT, BASH],
         "messages": history,
+        **({"cache_control": control} if row.marks == "automatic" else {}),
     }
     last = text(says("Go on.", answer), tokens=row.tokens - tokens_of(body), mark=mark)
     return body | {"messages": [*history, {"role": "user", "content": [last]}]}
@@ -182,7 +201,3 @@ def _response(answer: dict[str, Any]) -> bytes:
         {"type": "tool_use", "id": f"toolu_{number:024}", **use} for number, use in enumerate(answer.get("tools", ()))
     ]
     return json.dumps(content).encode()
-
-
-def _plan(result: ForkResult) -> str:
-    return str((result.decision or {}).get("plan", "?"))

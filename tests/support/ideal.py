@@ -146,6 +146,8 @@ def _read(request: Billed) -> _Prompt:
         totals.append(total)
         if plain != json.dumps(block, ensure_ascii=False, separators=(",", ":")).encode():
             marked.append(position)
+    if "cache_control" in body:  # automatic caching marks the last block
+        marked.append(len(chain) - 1)
     counted = request.read + request.write_5m + request.write_1h + request.fresh
     assert counted == total, f"the log counts {counted} tokens where the body has {total}"
     return _Prompt(chain=tuple(chain), totals=tuple(totals), marked=tuple(marked))

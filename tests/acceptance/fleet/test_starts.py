@@ -5,8 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from nexofork import ForkParams
 from nexofork.wire import messages as wire
-from tests.support.fan_outs import Row, child_records, fan_out, parent_of
+from tests.support.fan_outs import Row, child_records, directives, fan_out, parent_of
 
 if TYPE_CHECKING:
     from nexofork.simulator import RequestRecord
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 DAEMONS = 3
 FIRST_BYTE_S = 1.0
+SLOW_S = 9.0
+PATIENCE_S = 6.0
+"""How long a leader of a short prefix is given, and a little."""
 
 
 async def started(fleet: Fleet, row: Row) -> tuple[Outcome, list[RequestRecord]]:
@@ -54,3 +58,40 @@ async def test_cold_children_start_at_the_first_byte_of_one(fleet: Fleet) -> Non
     assert max(call.received_at for call in others) - leader.received_at <= 1.3 * took
     roles = [(result.decision or {})["role"] for result in outcome.results]
     assert sorted(roles) == ["follower"] * (row.children - 1) + ["leader"]
+
+
+async def test_a_slow_leader_is_not_waited_for(fleet: Fleet) -> None:
+    """Another one leads beside it after a while, the others follow that one, and only the slow one is late."""
+    row = Row(children=6, warmth="file", tokens=10_000)
+    await fleet.daemons(DAEMONS)
+    snapshot = await parent_of(fleet, row)
+    fleet.sim.script({"fault": {"first_byte_s": SLOW_S}, "times": 1})
+    async with fleet.connect() as forks:
+        outcome = await fan_out(fleet, row, snapshot, forks)
+    slow, second, *others = child_records(fleet.sim, first=0)
+
+    assert second.first_byte_at is not None
+    assert slow.first_byte_at is not None
+    assert second.received_at - slow.received_at <= PATIENCE_S
+    assert all(second.first_byte_at <= call.received_at < slow.first_byte_at for call in others)
+    assert outcome.verdict.writes == 2
+    assert max((result.decision or {})["waited_s"] for result in outcome.results) < SLOW_S
+
+
+async def test_nobody_waits_longer_than_the_limit(fleet: Fleet) -> None:
+    """Where no response begins, everybody goes alone when the operator's limit has passed."""
+    row = Row(children=6, warmth="file")
+    await fleet.daemons(DAEMONS, leader_wait_s=1.0)
+    snapshot = await parent_of(fleet, row)
+    async with fleet.connect() as forks:
+        handles = await forks.fork_each(
+            ForkParams(cache_safe=snapshot, prompt_messages="x"), directives(row, hold="first byte")
+        )
+        await fleet.sim.received(row.children)
+        arrivals = [call.received_at for call in child_records(fleet.sim, first=0)]
+        fleet.sim.release("first byte")
+        results = [await handle.result() for handle in handles]
+
+    assert max(arrivals) - min(arrivals) <= 2.0
+    roles = sorted((result.decision or {})["role"] for result in results)
+    assert roles == ["alone"] * (row.children - 1) + ["leader"]
