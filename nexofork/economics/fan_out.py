@@ -56,6 +56,7 @@ class Decision:
 
     plan: Plan
     why: str
+    """In words; percentages are of the input bill."""
     siblings: int
     shared_tokens: int
     warm_tokens: int
@@ -68,11 +69,10 @@ class Decision:
     """How long everybody but the leader is expected to wait, if they do."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the decision as JSON values."""
-        plain = asdict(self)
-        for name in ("all_at_once", "leader_first", "prewarm", "first_byte_s"):
-            plain[name] = None if plain[name] is None else float(f"{plain[name]:.5g}")
-        return plain
+        """Return the decision as JSON values, without what does not apply."""
+        plain = {name: value for name, value in asdict(self).items() if value is not None}
+        rounded = {name: float(f"{value:.4g}") for name, value in plain.items() if isinstance(value, float)}
+        return plain | rounded
 
 
 def decide(fan_out: FanOut, *, asked_for: WarmUp = "auto") -> Decision:
@@ -120,10 +120,10 @@ def _by_price(fan_out: FanOut, at_once: float, leader: float, prewarm: float | N
         return "all_at_once", "the shared prefix is shorter than what the provider caches"
     saved = (at_once - leader) / at_once if at_once else 0.0
     if at_once <= leader * (1 + WORTH_WAITING):
-        return "all_at_once", f"waiting would save {saved:.1%} of the input bill"
+        return "all_at_once", f"waiting would save {saved:.1%}"
     if fan_out.leader_s > fan_out.wait_limit_s:
         return "all_at_once", f"the first byte is expected after {fan_out.leader_s:.0f} s, which nobody waits for"
     faster = fan_out.prewarm_s is not None and fan_out.prewarm_s < _MUCH_FASTER * fan_out.leader_s
     if faster and prewarm is not None and prewarm <= leader * (1 + WORTH_WAITING):
-        return "prewarm", f"waiting saves {saved:.1%} of the input bill, and a pre-warm is answered much sooner"
-    return "leader_first", f"waiting saves {saved:.1%} of the input bill"
+        return "prewarm", f"waiting saves {saved:.1%}, and a pre-warm is answered much sooner"
+    return "leader_first", f"waiting saves {saved:.1%}"

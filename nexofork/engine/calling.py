@@ -173,8 +173,9 @@ class ModelCalls:
         self._progress.decision = decision.to_json()
         self._emit(FanOutDecided(run_id=self._run_id, decision=self._progress.decision))
         lead = await warmth.enter(self._prefix, decision)
-        self._progress.decision |= {"role": lead.role, "waited_s": round(lead.waited_s, 3)}
+        self._progress.decision["role"] = lead.role
         if lead.waited_s > 0:
+            self._progress.decision["waited_s"] = round(lead.waited_s, 3)
             self._emit(WaitedForLeader(run_id=self._run_id, waited_s=lead.waited_s))
         return lead
 

@@ -58,7 +58,7 @@ def prefix_key(params: ForkParams, base: ForkBase) -> str:
     """Name the prefix that a fork shares with its siblings: by workspace, cache key and content."""
     snapshot = params.cache_safe
     parts = json.dumps([snapshot.workspace_id or "", snapshot.cache_key_hash, params.model, base.digest])
-    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def ttl_of(snapshot: CacheSafeParams) -> str:

@@ -7,10 +7,19 @@ its own: after a publish whose answer was lost, the writer finds out by it wheth
 from __future__ import annotations
 
 import json
-import uuid
+import secrets
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from nexofork.errors import BadMessage
 
@@ -61,10 +70,24 @@ class BlobRef(_Model):
 
     owner: Literal["parent", "daemon"]
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
-    """Usually the digest itself; another one where that name was taken."""
+    """Usually the digest itself, and then left out; another one where that name was taken."""
     sha256: str = Field(pattern=_HEX)
     size: int = Field(ge=0)
     chunks: int = Field(ge=1, le=100_000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "name" not in data:
+            return {**data, "name": data.get("sha256")}
+        return data
+
+    @model_serializer(mode="wrap")
+    def _briefly(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = serialise(self)
+        if self.name == self.sha256:
+            plain.pop("name", None)
+        return plain
 
 
 class Delta(_Model):
@@ -100,7 +123,7 @@ class Message(_Model):
     """What every message has."""
 
     v: Literal[1] = VERSION
-    id: str = Field(default_factory=lambda: uuid.uuid4().hex, max_length=128)
+    id: str = Field(default_factory=lambda: secrets.token_hex(8), max_length=128)
     at: float = 0.0
     """Unix time, for people; nothing is decided by it."""
 

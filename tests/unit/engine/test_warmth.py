@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nexofork import DefaultForkSubagent
@@ -171,6 +172,41 @@ async def test_warmth_ends_with_the_ttl_counted_from_the_sending() -> None:
     assert (await warmth.enter("prefix", LEADER_FIRST)).role == "follower"
     clock.at = 301.0
     assert (await warmth.enter("prefix", LEADER_FIRST)).role == "leader"
+
+
+async def test_a_slow_leader_gets_another_beside_it() -> None:
+    """After four times the expected first-byte time, and no less than five seconds, the next one leads."""
+    clock = Ticking(step_s=0.0)
+    warmth = Warmth(now=clock)
+    slow = await warmth.enter("prefix", LEADER_FIRST)
+    clock.at = 5.1
+    beside = await warmth.enter("prefix", LEADER_FIRST)
+
+    assert (slow.role, beside.role) == ("leader", "leader")
+    slow.began(ttl_s=300.0)
+    assert (await warmth.enter("prefix", LEADER_FIRST)).role == "follower"
+
+
+async def test_a_leader_that_pauses_for_long_is_not_waited_for() -> None:
+    """A rate limit of a minute hands the lead on; a short pause before trying again does not."""
+    warmth = Warmth()
+    first = await warmth.enter("prefix", LEADER_FIRST)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(warmth.enter("prefix", LEADER_FIRST))
+        await asyncio.sleep(0)
+        first.pauses(0.5)
+        assert not waiting.done()
+        first.pauses(60.0)
+
+    assert waiting.result().role == "leader"
+
+
+async def test_nobody_waits_where_it_is_not_worth_it() -> None:
+    """All at once means that nobody leads."""
+    warmth = Warmth()
+    at_once = replace(LEADER_FIRST, plan="all_at_once")
+
+    assert [(await warmth.enter("prefix", at_once)).role for _ in range(3)] == ["free"] * 3
 
 
 async def test_prefixes_are_led_independently() -> None:
