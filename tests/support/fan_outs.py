@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from nexofork import CacheSafeParams, ForkParams, ForkStatus, Reply
 from tests.support.conversation import AGENT, BASH, MARK, MARK_1H, agent_calls, call, says, text, tokens_of
@@ -21,9 +21,21 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
     from tests.support.ideal import Verdict
 
-__all__ = ["DONE", "Outcome", "Row", "all_done", "billed", "child_records", "directives", "fan_out", "parent_of"]
+__all__ = [
+    "DONE",
+    "Heat",
+    "Outcome",
+    "Row",
+    "all_done",
+    "billed",
+    "child_records",
+    "directives",
+    "fan_out",
+    "parent_of",
+]
 
 DONE = "Scope: all\nResult: done"
+Heat: TypeAlias = Literal["warm", "file", "expired"]
 _TTL_S = {"5m": 300.0, "1h": 3600.0}
 _MESSAGES = 24
 """The history is so many messages long, more than a marker looks back."""
@@ -35,7 +47,7 @@ class Row:
     """One line of the cost table."""
 
     children: int
-    warmth: Literal["warm", "file", "expired"] = "file"
+    warmth: Heat = "file"
     """Whether the parent just made its call, or its request is a file nobody sent, or its entry has expired."""
     ttl: str = "5m"
     tokens: int = 20_000

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.embedded import EmbeddedServer
     from nexofork.simulator import Simulator
-    from tests.support.fan_outs import Outcome
+    from tests.support.fan_outs import Heat, Outcome
     from tests.support.fleet import Fleet, Nursery
 
 BAR = 1.02
@@ -49,11 +49,10 @@ SHORT = [
     Row(children=8, warmth="file", model="claude-opus-5-5", turns=2),
     Row(children=5, warmth="warm", form="command"),
 ]
+HEATS: tuple[Heat, ...] = ("warm", "file")
 TABLE = [
     Row(children=children, warmth=warmth, ttl=ttl, tokens=tokens)
-    for children, warmth, ttl, tokens in itertools.product(
-        (3, 5, 8, 20, 100), ("warm", "file"), ("5m", "1h"), (20_000, 150_000)
-    )
+    for children, warmth, ttl, tokens in itertools.product((3, 5, 8, 20, 100), HEATS, ("5m", "1h"), (20_000, 150_000))
 ]
 BESIDES = [
     *(Row(children=n, warmth="warm", tokens=size, reply="text") for n in (3, 8, 20, 100) for size in (20_000, 150_000)),
@@ -66,9 +65,9 @@ BESIDES = [
     *(Row(children=8, warmth="expired", ttl=ttl, tokens=150_000) for ttl in ("5m", "1h")),
     Row(children=20, warmth="expired", form="command"),
     Row(children=20, warmth="warm", form="command", tokens=150_000),
-    *(Row(children=n, warmth=warmth, turns=2, tokens=150_000) for n in (3, 8) for warmth in ("warm", "file")),
+    *(Row(children=n, warmth=warmth, turns=2, tokens=150_000) for n in (3, 8) for warmth in HEATS),
     Row(children=20, warmth="file", turns=3),
-    *(Row(children=20, warmth=warmth, slots=2) for warmth in ("warm", "file")),
+    *(Row(children=20, warmth=warmth, slots=2) for warmth in HEATS),
     *(Row(children=8, warmth="warm", marks=marks, tokens=150_000) for marks in ("automatic", "none")),
     Row(children=8, warmth="file", marks="none"),
 ]
@@ -165,15 +164,12 @@ async def test_a_killed_leader_is_followed_by_another(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        Row(children=children, warmth=warmth, ttl=ttl, tokens=tokens)
-        for children, warmth, ttl, tokens in [
-            (3, "file", "5m", 20_000),
-            (8, "warm", "5m", 20_000),
-            (8, "expired", "1h", 150_000),
-            (20, "file", "1h", 20_000),
-            (20, "file", "5m", 150_000),
-            (100, "file", "5m", 20_000),
-        ]
+        Row(children=3, warmth="file"),
+        Row(children=8, warmth="warm"),
+        Row(children=8, warmth="expired", ttl="1h", tokens=150_000),
+        Row(children=20, warmth="file", ttl="1h"),
+        Row(children=20, warmth="file", tokens=150_000),
+        Row(children=100, warmth="file"),
     ],
     ids=str,
 )
