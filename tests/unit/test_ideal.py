@@ -95,6 +95,14 @@ def test_what_the_parent_wrote_is_read_while_it_lives() -> None:
     assert judge(soon, ttl="5m", before=[parent]).ideal < judge(late, ttl="5m", before=[parent]).ideal
 
 
+def test_automatic_caching_marks_the_last_block() -> None:
+    """A parent that leaves the marking to the provider has its whole request cached."""
+    parent = request(block("shared", SHARED), cache_control=MARK, write_5m=SHARED)
+    requests = [child("a", read=SHARED, fresh=OWN), child("b", read=SHARED, fresh=OWN)]
+
+    assert judge(requests, ttl="5m", before=[parent]).ratio == pytest.approx(1)
+
+
 def test_a_parent_that_marked_nothing_left_nothing() -> None:
     """Without a marker nothing is written, so there is nothing to read."""
     parent = request(block("shared", SHARED), fresh=SHARED)

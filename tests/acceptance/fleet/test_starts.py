@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 DAEMONS = 3
-FIRST_BYTE_S = 1.0
+FIRST_BYTE_S = 1.5
+"""Short for a model; the bar is a share of it, and twenty sends take two busy cores a quarter of a second."""
 SLOW_S = 9.0
 LIMIT_S = 2.0
 PATIENCE_S = 6.0
