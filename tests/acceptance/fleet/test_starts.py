@@ -64,6 +64,7 @@ async def test_cold_children_start_at_the_first_byte_of_one(fleet: Fleet) -> Non
     assert sorted(roles) == ["follower"] * (row.children - 1) + ["leader"]
 
 
+@pytest.mark.ops
 async def test_a_slow_leader_is_not_waited_for(fleet: Fleet) -> None:
     """Another one leads beside it after a while, the others follow that one, and only the slow one is late."""
     row = Row(children=6, warmth="file", tokens=10_000)
