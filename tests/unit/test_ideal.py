@@ -23,7 +23,9 @@ def block(word: str, tokens: int, **more: Any) -> dict[str, Any]:
 
 def request(*blocks: dict[str, Any], at: float = 0.0, **counts: Any) -> Billed:
     """A request of one user message; what is no count is a field of the body."""
-    fields = {name: counts.pop(name) for name in ("max_tokens", "tools", "cache_control") if name in counts}
+    fields: dict[str, Any] = {
+        name: counts.pop(name) for name in ("max_tokens", "tools", "cache_control") if name in counts
+    }
     messages = [{"role": "user", "content": list(blocks)}]
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "messages": messages, **fields}
     return Billed(body=json.dumps(body).encode(), received_at=at, **counts)
