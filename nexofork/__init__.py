@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nexofork.core.query_source import QuerySource
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams, CacheSafeSlot
+    from nexofork.economics.estimate import Estimate, estimate
     from nexofork.engine.abort import AbortToken
     from nexofork.engine.dispatch import FunctionTools
     from nexofork.engine.filters import AllowAllFilter
@@ -36,6 +37,7 @@ __all__ = [
     "CacheSafeSlot",
     "DefaultForkSubagent",
     "DelegateMode",
+    "Estimate",
     "FleetSettings",
     "ForkHandle",
     "ForkOverrides",
@@ -50,6 +52,7 @@ __all__ = [
     "Reply",
     "capture",
     "connect",
+    "estimate",
     "task_notification",
 ]
 
@@ -64,6 +67,7 @@ _HOMES = {
     "CacheSafeSlot": "nexofork.core.snapshot",
     "DefaultForkSubagent": "nexofork.client.in_process",
     "DelegateMode": "nexofork.engine.params",
+    "Estimate": "nexofork.economics.estimate",
     "FleetSettings": "nexofork.client.fleet",
     "ForkHandle": "nexofork.client.handle",
     "ForkOverrides": "nexofork.engine.params",
@@ -78,6 +82,7 @@ _HOMES = {
     "Reply": "nexofork.core.reply",
     "capture": "nexofork.providers.capture",
     "connect": "nexofork.client.fleet",
+    "estimate": "nexofork.economics.estimate",
     "task_notification": "nexofork.client.notices",
 }
 

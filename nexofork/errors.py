@@ -11,6 +11,7 @@ The branches say what the caller can do about it::
     │   ├── NothingCaptured      the captured client has not finished a request yet
     │   ├── WorkspaceMismatch    the snapshot belongs to another workspace
     │   ├── UnknownModelPrice    dollars were asked for and the model's price is not known
+    │   ├── BadPrices            a price file cannot be used; everything wrong with it is named
     │   └── AlreadyAFork         a fork may not fork
     ├── BadJson              bytes that are not JSON, before anybody knows whose they are
     ├── BadMessage           a message on the wire that this version cannot take
@@ -30,6 +31,7 @@ __all__ = [
     "BadDirective",
     "BadJson",
     "BadMessage",
+    "BadPrices",
     "BadReply",
     "BadRequestBody",
     "BusError",
@@ -136,7 +138,18 @@ class UnknownModelPrice(ForkRefused):
         self.known = known
         super().__init__(
             f"The price of {model!r} is not known, so nothing can be said in dollars. "
-            f"Count tokens instead, or use one of: {', '.join(known)}."
+            f"Count tokens instead, name its price in a file (NEXOFORK_PRICES), or use one of: {', '.join(known)}."
+        )
+
+
+class BadPrices(ForkRefused):
+    """A price file cannot be used."""
+
+    def __init__(self, path: str, problems: tuple[str, ...]) -> None:
+        self.path = path
+        self.problems = problems
+        super().__init__(
+            f"The price file {path} cannot be used: {'; '.join(problems)}. Correct the file, or leave it out."
         )
 
 

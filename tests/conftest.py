@@ -14,7 +14,7 @@ from tests.support.witness import Witness
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-_FOREIGN = ("ANTHROPIC_", "NATS_")
+_FOREIGN = ("ANTHROPIC_", "NATS_", "NEXOFORK_PRICES")
 
 
 def pytest_configure(config: pytest.Config) -> None:

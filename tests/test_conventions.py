@@ -200,6 +200,7 @@ def test_the_public_surface_is_exactly_this() -> None:
         "CacheSafeSlot",
         "DefaultForkSubagent",
         "DelegateMode",
+        "Estimate",
         "FleetSettings",
         "ForkHandle",
         "ForkOverrides",
@@ -214,6 +215,7 @@ def test_the_public_surface_is_exactly_this() -> None:
         "Reply",
         "capture",
         "connect",
+        "estimate",
         "task_notification",
     ]
 

@@ -19,6 +19,7 @@ from nexofork.cli import run_command
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.options import has_api_key, seconds, seconds_or_zero, target_options
 from nexofork.cli.session import finish, on_signals
+from nexofork.economics.prices import current_prices
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.errors import ForkRefused
 from nexofork.providers.anthropic import AnthropicProvider
@@ -91,6 +92,7 @@ async def _daemon(target: Target, sandbox: str, given: dict[str, Any]) -> int:
         raise ForkRefused(
             "There is no key for the provider: set ANTHROPIC_API_KEY (and ANTHROPIC_BASE_URL for a proxy)."
         )
+    current_prices()  # a price file that cannot be used is named now, not in the middle of a run
     if sandbox == "auto":
         click.echo("Commands run unsandboxed on this host.", err=True)
     bus_settings = BusSettings(

@@ -14,15 +14,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from nexofork.core.replacement import ContentReplacementState
-from nexofork.core.reply import Reply
-from nexofork.core.snapshot import CacheSafeParams
 from nexofork.engine.budget import Budget
 from nexofork.engine.params import ForkOverrides, ForkParams, ParentContext
+from nexofork.engine.requested import snapshot_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from nexofork.core.snapshot import CacheSafeParams
     from nexofork.engine.abort import AbortToken
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.events import ForkEvent
@@ -62,7 +61,7 @@ class SnapshotShelf:
         async with self._one_at_a_time(key):
             snapshot = self._held.get(key)
             if snapshot is None:
-                snapshot = await _build(request, resolve, sent_at)
+                snapshot = await snapshot_of(request.model_copy(update={"sent_at": sent_at}), resolve)
                 self._held[key] = snapshot
         self._recent[key] = snapshot
         self._recent.move_to_end(key)
@@ -143,18 +142,3 @@ def _name(payload: Payload) -> str:
         return payload.blob.sha256
     assert payload.delta is not None
     return payload.delta.sha256
-
-
-async def _build(request: Requested, resolve: Resolve, sent_at: float | None) -> CacheSafeParams:
-    body = await resolve(request.snapshot)
-    reply = Reply.from_response(await resolve(request.reply)) if request.reply else None
-    return CacheSafeParams.from_parent_request(
-        body,
-        reply=reply,
-        headers=request.headers,
-        query=tuple(request.query),
-        workspace_id=request.workspace_id,
-        sent_at=sent_at,
-        exact=request.exact,
-        replacements=ContentReplacementState.from_wire(request.replacements) if request.replacements else None,
-    )

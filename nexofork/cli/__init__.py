@@ -20,9 +20,11 @@ __all__ = ["main", "run_command"]
 COMMANDS = {
     "demo": "Fork a long conversation five ways and show what sharing saved.",
     "fork": "Fork a conversation onto the fleet, one child per directive.",
+    "estimate": "Say what forking a conversation would cost, and whether it pays.",
     "wait": "Wait for runs and print their results.",
     "ps": "Show the runs and daemons of a pool.",
     "logs": "Show what a run's log holds.",
+    "explain": "Say why a request, or a run, did not read its parent's cache.",
     "attach": "Watch a run until it is over.",
     "abort": "End runs.",
     "answer": "Answer something a run asks for.",

@@ -74,6 +74,8 @@ def event_phrase(event: ForkEvent) -> str:
             return f"{event.name} runs"
         case ToolFinished():
             return f"{event.name or 'tool'} {'failed' if event.is_error else 'answered'}"
+        case CacheBreakDetected():
+            return f"cache missed ({event.check.cause}): read {event.check.hit_ratio:.0%} of the prompt"
         case CallFailedOnce():
             return f"call failed, again in {event.delay_s:.1f} s: {event.error}"
         case ForkEnded():

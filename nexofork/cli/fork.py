@@ -15,8 +15,9 @@ import click
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
 from nexofork.cli.fork_order import later_options, read_order
-from nexofork.cli.options import header, json_option, rfc3339, seconds, target_options, token
+from nexofork.cli.options import json_option, seconds, target_options, token
 from nexofork.cli.output import brief, counted, print_json, print_results
+from nexofork.cli.parent_files import parent_options
 from nexofork.cli.progress import EventLines, ResultLines, people_sink
 from nexofork.cli.session import finish, open_target
 from nexofork.cli.watching import Watch
@@ -44,19 +45,7 @@ _NO_VERSION = (
 
 
 @click.command()
-@click.option("--request", metavar="FILE", required=True, help="The parent's request body; - is stdin.")
-@click.option("--reply", metavar="FILE", help="The assistant message it got: response or content array.")
-@click.option("-d", "--directive", "directives", multiple=True, required=True, help="What a child shall do; repeat it.")
-@click.option(
-    "--header",
-    "headers",
-    type=header,
-    metavar="K:V",
-    multiple=True,
-    help="A header the parent sent: anthropic-version, anthropic-beta. Also anthropic-workspace-id, from the response "
-    "it got: daemons known to be of another workspace then leave the children alone.",
-)
-@click.option("--sent-at", type=rfc3339, metavar="RFC3339", help="When the parent sent its request.")
+@parent_options
 @click.option(
     "--run-id",
     "run_ids",

@@ -6,18 +6,15 @@ would not be what was asked for.
 
 from __future__ import annotations
 
-import sys
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from nexofork.cli.output import counted
+from nexofork.cli.parent_files import read_snapshot
 from nexofork.core.boilerplate import check_directive
-from nexofork.core.reply import Reply
-from nexofork.core.snapshot import CACHE_HEADERS, CacheSafeParams
 from nexofork.engine.params import ForkParams, prepare
 from nexofork.errors import ForkRefused
 
@@ -37,7 +34,6 @@ _LATER = {
     "budget_tokens": "--budget-tokens",
 }
 _VERSION = "anthropic-version"
-_WORKSPACE = "anthropic-workspace-id"
 _DEFAULTS = {"permissions": "allow", "workspace": "none"}
 
 
@@ -96,14 +92,8 @@ def read_order(
         ForkRefused: Something is wrong with the input, or comes with a later version; the message names it.
     """
     output = _without_later(more)
-    _check_together(request, reply, directives, run_ids, group, output)
-    snapshot = CacheSafeParams.from_parent_request(
-        _read("--request", request),
-        reply=None if reply is None else Reply.from_response(_read("--reply", reply)),
-        headers=_joined(headers),
-        workspace_id=_workspace_id(headers),
-        sent_at=sent_at,
-    )
+    _check_together(directives, run_ids, group, output)
+    snapshot = read_snapshot(request=request, reply=reply, headers=headers, sent_at=sent_at)
     params = ForkParams(cache_safe=snapshot, prompt_messages=directives[0], timeout=timeout, max_turns=max_turns)
     for directive in directives:
         check_directive(directive)
@@ -113,15 +103,8 @@ def read_order(
 
 
 def _check_together(
-    request: str,
-    reply: str | None,
-    directives: Sequence[str],
-    run_ids: Sequence[str],
-    group: str | None,
-    output: dict[str, Any],
+    directives: Sequence[str], run_ids: Sequence[str], group: str | None, output: dict[str, Any]
 ) -> None:
-    if request == reply == "-":
-        raise ForkRefused("--request and --reply cannot both come from stdin; give one as a file.")
     if run_ids and len(run_ids) != len(directives):
         raise ForkRefused(
             f"There are {counted(len(directives), 'directive')} and {counted(len(run_ids), 'run id')}; "
@@ -137,33 +120,6 @@ def _check_together(
         raise ForkRefused(
             "--detach leaves at once, and --on-parent-gone abort would then end the children; choose one."
         )
-
-
-def _read(option: str, name: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except (OSError, ValueError) as exc:
-        raise ForkRefused(f"{option} {name} cannot be read: {getattr(exc, 'strerror', None) or exc}.") from exc
-
-
-def _joined(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers as HTTP reads them: a repeated one is one list."""
-    found: dict[str, str] = {}
-    for name, value in headers:
-        if name == _WORKSPACE:
-            continue
-        if name not in CACHE_HEADERS:
-            click.echo(f"Note: header {name} takes no part in the cache and is not passed on.", err=True)
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
-
-
-def _workspace_id(headers: Sequence[tuple[str, str]]) -> str | None:
-    """Return the workspace that the response named."""
-    found = {value for name, value in headers if name == _WORKSPACE}
-    if len(found) > 1:
-        raise ForkRefused(f"--header {_WORKSPACE} names several workspaces; the parent's call was in one.")
-    return found.pop() if found else None
 
 
 def _without_later(options: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,9 @@ def print_results(results: Sequence[ForkResult]) -> None:
     print_table(header, [_row(result) for result in results], right=frozenset(range(3, 8)))
     costs = [result.cost_usd for result in results if result.cost_usd is not None]
     done = sum(result.ok for result in results)
-    click.echo(f"\n{done} of {len(results)} completed, ${sum(costs):.4f}")
+    click.echo(f"\n{done} of {len(results)} completed" + (f", ${sum(costs):.4f}" if costs or not results else ""))
+    for note in dict.fromkeys(result.cost_note for result in results if result.cost_note):
+        click.echo(brief(note, 400), err=True)
     for result in results:
         if not result.ok:
             click.echo(f"{result.run_id}: {result.status}. {brief(_why(result), 400)}".rstrip(), err=True)

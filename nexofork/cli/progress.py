@@ -17,7 +17,7 @@ import click
 
 from nexofork.cli.event_lines import event_object, event_phrase
 from nexofork.cli.output import brief, print_json
-from nexofork.engine.events import ForkEnded, ForkStarted
+from nexofork.engine.events import CacheBreakDetected, ForkEnded, ForkStarted
 
 if TYPE_CHECKING:
     from nexofork.engine.events import ForkEvent
@@ -68,17 +68,35 @@ class EventLines(_Notes):
         print_json(event_object(event))
 
 
+@dataclass(slots=True)
+class _Misses:
+    """Tells once per cause why the cache was missed and what to do: siblings mostly miss it for the same reason."""
+
+    _told: set[str] = field(default_factory=set)
+
+    def note(self, run_id: str, event: ForkEvent) -> str:
+        """Return what to tell about an event; empty where there is nothing, or nothing new."""
+        if not isinstance(event, CacheBreakDetected) or not event.check.cause or event.check.cause in self._told:
+            return ""
+        self._told.add(event.check.cause)
+        why = brief(event.check.detail, 600)
+        return f"Cache missed ({event.check.cause}): {why} More with `nexofork explain {run_id}`."
+
+
 class PlainProgress(_Notes):
     """Prints a line per event, for logs and pipes."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
+        self._misses = _Misses()
 
     def event(self, run_id: str, event: ForkEvent) -> None:
         """Print what happened and to whom."""
         name = _name_of(self._names, run_id, event)
         if phrase := event_phrase(event):
             click.echo(f"{name:<{_NAME_WIDTH}} {brief(phrase, 200)}", err=True)
+        if told := self._misses.note(run_id, event):
+            self.note(told)
 
 
 @dataclass(slots=True)
@@ -95,10 +113,13 @@ class LiveProgress:
 
     _lines: dict[str, _Line] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
+    _misses: _Misses = field(default_factory=_Misses)
     _drawn: int = 0
 
     def event(self, run_id: str, event: ForkEvent) -> None:
         """Change the child's line."""
+        if told := self._misses.note(run_id, event):
+            self.note(told)
         name = _name_of(self._names, run_id, event)
         line = self._lines.setdefault(run_id, _Line(name, "", time.monotonic()))
         line.name = name

@@ -18,7 +18,9 @@ from nexofork.bus.run_log import RunLog
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
+from nexofork.engine.cache_check import CacheCheck
 from nexofork.engine.events import (
+    CacheBreakDetected,
     ForkAsked,
     ForkClaimed,
     ForkEnded,
@@ -230,6 +232,8 @@ class RemoteRun:
                     )
                 )
             case wire.Turn():
+                if message.cache and (check := CacheCheck.from_wire(message.cache)).broken:
+                    self.record.add(CacheBreakDetected(run_id=run_id, check=check))
                 self.record.add(await self._turn(message))
             case wire.ToolStarted():
                 self._names[message.call_id] = message.name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from nexofork.economics.prices import WRITE_1H, WRITE_5M
+from nexofork.economics.prices import USUAL_PROPORTIONS
 
 if TYPE_CHECKING:
     from nexofork.economics.prices import Price
@@ -104,9 +104,8 @@ def decide(fan_out: FanOut, *, asked_for: WarmUp = "auto") -> Decision:
 
 def _bills(fan_out: FanOut, children: int) -> tuple[float, float, float | None]:
     """Return what each plan is billed for input."""
-    price = fan_out.price
-    fresh, read = (price.input / 1e6, price.read / 1e6) if price else (1.0, 0.1)
-    write = fresh * (WRITE_1H if fan_out.ttl == "1h" else WRITE_5M)
+    price = fan_out.price or USUAL_PROPORTIONS
+    fresh, read, write = price.input / 1e6, price.read / 1e6, price.write(fan_out.ttl) / 1e6
     unwritten = fan_out.shared_tokens - fan_out.warm_tokens
     own = fan_out.own_tokens * fresh
     writer = fan_out.warm_tokens * read + unwritten * write

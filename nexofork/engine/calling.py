@@ -120,6 +120,7 @@ class ModelCalls:
             ProviderError: It failed and trying again did not help or would not.
         """
         request = self._request(turn)
+        asked = turn == 1 and self._diagnosed_against() is not None
         attempt = await self._reserve(turn, 1, request)
         lead: Lead | None = None
         try:
@@ -132,7 +133,7 @@ class ModelCalls:
             try:
                 return await self._stream(request, attempt, lead)
             except ProviderError as exc:
-                if turn > 1 or not self._diagnostics_refused(exc):
+                if not (asked and self._diagnostics_refused(exc)):
                     raise
             request = self._request(turn)
             attempt = await self._reserve(turn, 2, request)
@@ -154,7 +155,7 @@ class ModelCalls:
 
     def _diagnostics_refused(self, error: ProviderError) -> bool:
         """Whether the server does not know the field; it is then never sent there again."""
-        if error.status != 400 or "diagnostics" not in str(error) or self._diagnosed_against() is None:
+        if error.status != 400 or "diagnostics" not in str(error):
             return False
         self._llm.diagnostics = False
         return True
@@ -305,7 +306,11 @@ class ModelCalls:
         if attempt.turn == 0:
             return
         check = check_first_call(
-            self._params, plan=self._prompt.plan, started=started, led=lead.role == "leader", sent_at=attempt.sent_at
+            self._params,
+            plan=self._prompt.plan,
+            started=started,
+            decision=self._progress.decision or {},
+            sent_at=attempt.sent_at,
         )
         self._progress.cache = check
         if check.cause is not None:

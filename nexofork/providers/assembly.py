@@ -124,7 +124,7 @@ class Assembly:
             workspace_id=self._ids.workspace_id,
             organization_id=self._ids.organization_id,
             request_id=self._ids.request_id,
-            diagnostics=_dict(message.get("diagnostics")) or None,
+            diagnostics=_dict(message["diagnostics"]) if "diagnostics" in message else None,
         )
 
     def _start_block(self, event: dict[str, Any], data: bytes) -> None:

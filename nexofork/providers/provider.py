@@ -49,7 +49,7 @@ class MessageStarted:
     organization_id: str | None = None
     request_id: str | None = None
     diagnostics: dict[str, Any] | None = None
-    """The API's own cache diagnostics, where they were asked for."""
+    """The API's own cache diagnostics: empty where it found nothing changed, None where it said nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ __all__ = ["World", "accounts_server"]
 
 _NEXOFORK = Path(sys.executable).with_name("nexofork")
 _LIMIT_S = 30.0
-_FOREIGN = ("ANTHROPIC_", "NATS_", "NO_COLOR")
+_FOREIGN = ("ANTHROPIC_", "NATS_", "NEXOFORK_PRICES", "NO_COLOR")
 
 
 @dataclass(frozen=True, kw_only=True)

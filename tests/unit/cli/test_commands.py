@@ -13,7 +13,8 @@ from nexofork.cli import run_command
 
 NEXOFORK = Path(sys.executable).with_name("nexofork")
 COMMANDS = [
-    *("demo", "fork", "wait", "ps", "logs", "attach", "abort", "answer", "daemon", "serve", "provision", "simulate")
+    *("demo", "fork", "estimate", "wait", "ps", "logs", "explain", "attach", "abort", "answer"),
+    *("daemon", "serve", "provision", "simulate"),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,6 +104,16 @@ def test_control_characters_do_not_reach_a_terminal(capsys: pytest.CaptureFixtur
 
     assert plain("a\x1b]0;x\x07b\n") == "a?]0;x?b\n"
     assert "\x1b[31m" not in capsys.readouterr().err
+
+
+def test_an_unknown_price_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens are shown, dollars are not: a sum of nothing would pass for a price."""
+    unknown = replace(RESULT, status=ForkStatus.COMPLETED, error=None, cost_usd=None, cost_note="No price.")
+    print_results([unknown, unknown])
+    shown = capsys.readouterr()
+
+    assert shown.out.endswith("2 of 2 completed\n")
+    assert shown.err == "No price.\n"
 
 
 def test_half_a_surrogate_pair_is_printable_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from anthropic import AsyncAnthropic
 
-from nexofork import CacheSafeParams
-from tests.support.conversation import MARK_1H, request, says
+from nexofork import AnthropicProvider, CacheSafeParams, Reply
+from nexofork.engine.cache_check import CacheCheck
+from tests.support.conversation import KEY, MARK, MARK_1H, agent_calls, request, says, text
 from tests.support.gateway import Gateway, llm_behind
 from tests.support.parents import Parent, fork, open_llm
 
 if TYPE_CHECKING:
-    from nexofork import AnthropicProvider, DefaultForkSubagent
-    from nexofork.engine.cache_check import CacheCheck
+    from nexofork import DefaultForkSubagent
     from nexofork.simulator import Simulator
 
 MARKER = b',"cache_control":{"type":"ephemeral"}'
@@ -158,3 +161,149 @@ async def test_a_recomputed_snapshot_that_differs_is_named(
     check = await first_check(forks, CacheSafeParams.from_parent_request(rebuilt, sent_at=time.time()), llm)
 
     assert check.cause == "inexact"
+
+
+def forgotten(snapshot: CacheSafeParams, sim: Simulator) -> CacheSafeParams:
+    """Let the provider drop its entries though they are young: only its clock goes on."""
+    sim.clock.advance(400)
+    return snapshot
+
+
+async def test_an_entry_dropped_early_is_told_from_a_changed_request(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The API finds the same request, so it is the provider's doing."""
+    check = await first_check(forks, forgotten(await parent.ask(), sim), llm)
+
+    assert (check.cause, check.diagnosis) == ("evicted", "same")
+
+
+async def test_without_a_diagnosis_nothing_is_claimed(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """A server that says nothing about changes leaves a miss unexplained."""
+    llm.diagnostics = False
+
+    check = await first_check(forks, forgotten(await parent.ask(), sim), llm)
+
+    assert (check.cause, check.diagnosis) == ("unexplained", None)
+
+
+async def test_a_known_parent_without_a_time_has_most_likely_expired(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The API knows its response and finds no change: it was sent, and its entry is gone."""
+    snapshot = forgotten(replace(await parent.ask(), sent_at=None), sim)
+
+    check = await first_check(forks, snapshot, llm)
+
+    assert (check.cause, check.diagnosis) == ("expired", "same")
+
+
+async def test_a_response_that_the_api_does_not_know_is_named(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """A reply that was given elsewhere: there is no entry here to read."""
+    reply = Reply.from_response({"id": "msg_elsewhere", "content": [{"type": "text", "text": "Hi."}]})
+    snapshot = CacheSafeParams.from_parent_request(sim_body(request()), reply=reply, sent_at=time.time())
+
+    check = await first_check(forks, snapshot, llm)
+
+    assert (check.cause, check.diagnosis) == ("parent_unknown", "previous_message_not_found")
+    assert "workspace" in check.detail
+
+
+async def test_a_parent_whose_response_has_not_begun_is_named(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """Its entry cannot be read yet, however equal the bytes are."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(parent.ask(answer={"text": "At last.", "delay_s": 1.0}))
+        await sim.received(1)
+        body = sim.body(0)
+        assert body is not None
+        snapshot = CacheSafeParams.from_parent_request(body, sent_at=time.time())
+
+        check = await first_check(forks, snapshot, llm)
+
+    assert (check.cause, check.read) == ("not_yet_visible", 0)
+    assert "first byte" in check.detail
+
+
+def sim_body(body: dict[str, Any]) -> bytes:
+    """A request as bytes."""
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+async def test_a_parent_that_marked_too_early_is_named(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """All that was cached is read, and it is not much; nothing is wrong with the bytes."""
+    said = [text("Shared.", tokens=1_500, mark=MARK), text(says("Go on.", agent_calls(1)), tokens=8_000)]
+    snapshot = await parent.ask(request(messages=[{"role": "user", "content": said}]))
+
+    check = await first_check(forks, snapshot, llm)
+
+    assert (check.cause, check.read) == ("marked_early", check.expected_read)
+    assert "Mark the parent's last block" in check.detail
+
+
+@pytest.mark.breaks_prefix("the gateway changes the request")
+async def test_a_gateway_that_rewrites_the_prompt_is_named(
+    sim: Simulator, parent: Parent, forks: DefaultForkSubagent
+) -> None:
+    """What was sent is what the parent sent; the API received something else, and says which part."""
+    snapshot = await parent.ask()
+    async with llm_behind(sim, lambda body: body.replace(b"a long session", b"a very long session")) as llm:
+        check = await first_check(forks, snapshot, llm)
+
+    assert (check.cause, check.diagnosis) == ("system_changed", "system_changed")
+    assert "rewrites requests" in check.detail
+    assert "5000 cached tokens" in check.detail
+
+
+def test_a_verdict_is_small_on_the_wire_and_comes_back() -> None:
+    """What is empty is left out, and what a later version adds is ignored."""
+    hit = CacheCheck(hit_ratio=0.99, read=100, written=1, fresh=0, expected_read=100)
+    miss = replace(hit, cause="evicted", detail="Gone.", diagnosis="same")
+
+    assert set(hit.to_wire()) == {"hit_ratio", "read", "written", "fresh", "expected_read"}
+    assert CacheCheck.from_wire(miss.to_wire() | {"later": 1}) == miss
+
+
+class OldServer(Gateway):
+    """A server from before there were diagnostics."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda body: body)
+        self.refused = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Refuse the field as one that is not known."""
+        if b'"diagnostics":' not in await request.aread():
+            return await super().handle_async_request(request)
+        self.refused += 1
+        error = {"type": "invalid_request_error", "message": "diagnostics: Extra inputs are not permitted"}
+        return httpx2.Response(400, json={"type": "error", "error": error}, request=request)
+
+
+async def test_a_server_that_refuses_diagnostics_is_not_asked_again(
+    sim: Simulator, parent: Parent, forks: DefaultForkSubagent
+) -> None:
+    """Every child that had asked asks once more without; later ones never do, and all of them read."""
+    snapshot = await parent.ask()
+    server = OldServer()
+    async with AsyncAnthropic(
+        base_url=sim.url, api_key=KEY, max_retries=0, http_client=httpx2.AsyncClient(transport=server)
+    ) as client:
+        llm = AnthropicProvider(client)
+        at_once = await forks.fork_each(fork(snapshot, llm), [says(f"Part {n}.", {"text": "Done."}) for n in range(4)])
+        results = [await handle.result() for handle in at_once]
+        refused = server.refused
+        later = await first_check(forks, snapshot, llm)
+
+    assert [result.error for result in results] == [None] * 4
+    assert [result.cache.cause for result in results if result.cache] == [None] * 4
+    assert 1 <= refused <= 4
+    assert (server.refused, later.cause) == (refused, None)
+    assert sum(call.retries for result in results for call in result.calls) == refused
