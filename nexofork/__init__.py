@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nexofork.core.snapshot import CacheSafeParams, CacheSafeSlot
     from nexofork.economics.estimate import Estimate, estimate
     from nexofork.engine.abort import AbortToken
+    from nexofork.engine.budget import Budget
     from nexofork.engine.dispatch import FunctionTools
     from nexofork.engine.filters import AllowAllFilter
     from nexofork.engine.params import DelegateMode, ForkOverrides, ForkParams, ParentContext
@@ -33,6 +34,7 @@ __all__ = [
     "AllowAllFilter",
     "AnthropicProvider",
     "BlockingForkSubagent",
+    "Budget",
     "CacheSafeParams",
     "CacheSafeSlot",
     "DefaultForkSubagent",
@@ -63,6 +65,7 @@ _HOMES = {
     "AllowAllFilter": "nexofork.engine.filters",
     "AnthropicProvider": "nexofork.providers.anthropic",
     "BlockingForkSubagent": "nexofork.client.blocking",
+    "Budget": "nexofork.engine.budget",
     "CacheSafeParams": "nexofork.core.snapshot",
     "CacheSafeSlot": "nexofork.core.snapshot",
     "DefaultForkSubagent": "nexofork.client.in_process",

@@ -26,6 +26,8 @@ An error keeps its facts as fields; its message is built from them and ends with
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 __all__ = [
     "AlreadyAFork",
     "BadDirective",
@@ -193,6 +195,46 @@ class RunLost(BusError):
 
 class OverBudget(NexoforkError):
     """The next model call would pass a budget, so it was not sent."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        unit: Literal["usd", "tokens"],
+        limit: float,
+        spent: float,
+        held: float,
+        needed: float,
+        waited_s: float | None = None,
+    ) -> None:
+        self.group = group
+        """Empty where it is the fork's own budget."""
+        self.unit = unit
+        self.limit = limit
+        self.spent = spent
+        self.held = held
+        """Set aside for calls that are under way."""
+        self.needed = needed
+        """What the call may cost, with the longest answer it may get."""
+        self.waited_s = waited_s
+        """How long it was waited for those calls in vain; None where that would not have helped."""
+        whose = f"The budget of group {group!r}" if group else "The fork's budget"
+        waiting = ""
+        if waited_s is not None:
+            waiting = f", {self._say(held)} set aside for calls that did not end within {waited_s:g} s"
+        super().__init__(
+            f"{whose} of {self._say(limit)} does not cover the next call, so it was not sent: {self._say(spent)} "
+            f"spent{waiting}, and the call may cost {self._say(needed)}. Raise the budget (for a group, under another "
+            "name), or lower max_tokens in the parent's requests: the longest answer is what is set aside."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
+        names = ("group", "unit", "limit", "spent", "held", "needed")
+        return {name: getattr(self, name) for name in names}
+
+    def _say(self, value: float) -> str:
+        return f"${value:.6g}" if self.unit == "usd" else f"{value:,.0f} tokens"
 
 
 class ForkFailed(NexoforkError):

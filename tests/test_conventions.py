@@ -196,6 +196,7 @@ def test_the_public_surface_is_exactly_this() -> None:
         "AllowAllFilter",
         "AnthropicProvider",
         "BlockingForkSubagent",
+        "Budget",
         "CacheSafeParams",
         "CacheSafeSlot",
         "DefaultForkSubagent",

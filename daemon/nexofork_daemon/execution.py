@@ -18,7 +18,7 @@ from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
 from nexofork.bus.reading import first_of, last_direct, last_of
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
-from nexofork.engine.params import prepare
+from nexofork.engine.params import prepare, refuse_groupless
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
 from nexofork.engine.run import ForkRun
 from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError, RunLost, WorkspaceMismatch
@@ -38,6 +38,7 @@ from nexofork_daemon.deltas import DeltaFeed
 from nexofork_daemon.inboxes import InboxMail
 from nexofork_daemon.journal import LogJournal, Rebuilt, SideEffectsOnly, rebuild
 from nexofork_daemon.keeper import Keeper, read_event
+from nexofork_daemon.purses import RunBudget
 from nexofork_daemon.request import fork_params
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Execution:
         self.token = AbortToken()
         """Throwing it ends the run; the cause decides how."""
         self._news = asyncio.Event()
+        self._budget = RunBudget(delivery.run_id)
 
     @property
     def run_id(self) -> str:
@@ -130,6 +132,7 @@ class Execution:
                 # Over, or asked for twice: the other request's delivery is the lease.
                 await self._delivery.ack()
                 return
+            self._budget = self._host.purses.of_run(request, self.run_id, state)
             journal = await self._claimed(request, state)
             if journal is not None:
                 await self._owned(request, state, journal)
@@ -240,6 +243,7 @@ class Execution:
                 on_message=feed.show,
                 elapsed_s=max(0.0, time.time() - state.begun_at) if state.begun_at else 0.0,
             )
+            refuse_groupless(params, request.group)
             base, prompt = prepare(params)
         except RunAborted as exc:
             self.token.abort(AbortReason.PARENT, exc.event.note)
@@ -273,6 +277,7 @@ class Execution:
             journal=SideEffectsOnly(journal) if request.skip_transcript else journal,
             mailbox=mail,
             history=state.history,
+            purse=self._budget.purse(params),
         )
         deaf = self._host.inboxes.listen(self.run_id, mail.hint)
         try:
@@ -302,6 +307,7 @@ class Execution:
         if reason is AbortReason.LEASE_LOST:
             log.info("run %s: let go, %s", self.run_id, result.error)
             return
+        await self._budget.flushed()
         if reason is AbortReason.SHUTDOWN:
             await self._hand_over(journal, result.error or "")
             return
@@ -314,6 +320,7 @@ class Execution:
             cause = Abort(reason=AbortReason.PARENT, note=exc.event.note)
             ended = replace(result, status=ForkStatus.ABORTED, end="parent", abort=cause, error=cause.note or None)
             await journal.append(await self._final(ended, journal.epoch))
+        await self._budget.ended()
         await self._delivery.ack()
 
     async def _hand_over(self, journal: LogJournal, reason: str) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.inboxes import Inboxes
+    from nexofork_daemon.purses import Purses
     from nexofork_daemon.request import SnapshotShelf
     from nexofork_daemon.settings import DaemonSettings
 
@@ -34,3 +35,4 @@ class Host:
     clock: ServerClock
     shelf: SnapshotShelf
     inboxes: Inboxes
+    purses: Purses

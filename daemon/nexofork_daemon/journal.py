@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
@@ -23,6 +23,7 @@ from nexofork.engine.mailbox import Letter
 from nexofork.errors import BadMessage, BadReply, BusError, NexoforkError
 from nexofork.wire.messages import (
     AbortEvent,
+    CallBudget,
     CallStarted,
     Claimed,
     Delivered,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from nexofork.engine.dispatch import ToolCall
     from nexofork.wire.messages import Report
 
-__all__ = ["LogJournal", "Rebuilt", "SideEffectsOnly", "rebuild"]
+__all__ = ["BudgetedCall", "LogJournal", "Rebuilt", "SideEffectsOnly", "rebuild"]
 
 
 class LogJournal:
@@ -58,7 +59,14 @@ class LogJournal:
         """Sequence of the newest entry this writer knows of."""
 
     async def call_started(
-        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+        self,
+        turn: int,
+        attempt: int,
+        *,
+        model: str,
+        prefix: str,
+        decision: Mapping[str, Any] | None,
+        budget: CallBudget | None = None,
     ) -> None:
         """Announce a model call before it is sent."""
         await self.write(
@@ -70,6 +78,7 @@ class LogJournal:
                 model=model,
                 prefix=prefix,
                 decision=dict(decision) if decision else None,
+                budget=budget,
             )
         )
 
@@ -156,10 +165,17 @@ class SideEffectsOnly:
         self._journal = journal
 
     async def call_started(
-        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+        self,
+        turn: int,
+        attempt: int,
+        *,
+        model: str,
+        prefix: str,
+        decision: Mapping[str, Any] | None,
+        budget: CallBudget | None = None,
     ) -> None:
         """Announce it: what is paid for is part of the life cycle."""
-        await self._journal.call_started(turn, attempt, model=model, prefix=prefix, decision=decision)
+        await self._journal.call_started(turn, attempt, model=model, prefix=prefix, decision=decision, budget=budget)
 
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """Keep nothing."""
@@ -174,6 +190,16 @@ class SideEffectsOnly:
 
     async def delivered(self, turn: int, letters: Sequence[Letter]) -> None:
         """Keep nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetedCall:
+    """A call that a budget limited."""
+
+    budget: CallBudget
+    model: str
+    usage: Usage | None = None
+    """What it was billed for; None where no answer is on the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +222,8 @@ class Rebuilt:
     """Ids of the parent's messages that were delivered."""
     abort: AbortEvent | None = None
     final: Final | None = None
+    calls: tuple[BudgetedCall, ...] = ()
+    """The last call of each epoch that a budget limited; those before it were settled when it was made."""
     problem: NexoforkError | None = None
     """Why what was recorded cannot be read, so that nobody can go on from it."""
 
@@ -260,8 +288,23 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
         letters=frozenset(letter.id for turn in turns.values() for letter in turn.letters),
         abort=abort,
         final=final,
+        calls=_budgeted(entries),
         problem=problem,
     )
+
+
+def _budgeted(entries: Sequence[Entry]) -> tuple[BudgetedCall, ...]:
+    last: dict[int, tuple[int, BudgetedCall]] = {}
+    for entry in entries:
+        match entry.message:
+            case CallStarted(budget=CallBudget() as budget) as call:
+                last[call.epoch] = (call.turn, BudgetedCall(budget=budget, model=call.model))
+            case Turn() as turn if turn.epoch in last and last[turn.epoch][0] == turn.turn:
+                answered = replace(last[turn.epoch][1], usage=Usage.from_wire(turn.usage))
+                last[turn.epoch] = (turn.turn, answered)
+            case _:
+                pass
+    return tuple(call for _, call in last.values())
 
 
 async def _recorded(turn: _Turn, blobs: BlobStore) -> RecordedTurn:
@@ -291,6 +334,7 @@ async def _recorded(turn: _Turn, blobs: BlobStore) -> RecordedTurn:
         letters=tuple(turn.letters),
         retries=report.retries,
         cache=CacheCheck.from_wire(report.cache) if report.cache else None,
+        at=report.at,
     )
 
 

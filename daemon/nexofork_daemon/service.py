@@ -22,6 +22,7 @@ from nexofork.wire.messages import Daemon, Presence
 from nexofork_daemon.execution import Execution
 from nexofork_daemon.host import Host
 from nexofork_daemon.inboxes import Inboxes
+from nexofork_daemon.purses import Purses
 from nexofork_daemon.request import SnapshotShelf
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ async def run_daemon(
         clock=board.clock,
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
+        purses=Purses(bus, pool=settings.pool),
     )
     await host.inboxes.open()
     async with board:
@@ -119,6 +121,7 @@ class _Service:
         async with asyncio.TaskGroup() as tasks, asyncio.TaskGroup() as runs:
             self._runs = runs
             announcing = tasks.create_task(self._announce())
+            accounting = tasks.create_task(self._host.purses.run())
             ready()
             try:
                 await self._pickup.run(self._stop)
@@ -128,6 +131,7 @@ class _Service:
             self._changed.set()  # that it drains is said at once
             await self._drain()
             announcing.cancel()
+            accounting.cancel()
         if self._host.bus.connected:
             await self._say(draining=True)
         if problem is not None:

@@ -17,7 +17,7 @@ from nexofork.bus.failures import JetStreamRefused
 from nexofork.bus.jetstream import call
 from nexofork.errors import BadMessage, BusError
 from nexofork.wire.streams import CONSUMER, log_stream
-from nexofork.wire.subjects import DEFAULT_POOL, check_token, run_of
+from nexofork.wire.subjects import DEFAULT_POOL, check_run_id, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -213,7 +213,7 @@ class Pickup:
         self._outstanding = max(0, self._outstanding - 1)
         self._backoff_s = 0.0
         try:
-            check_token(delivery.run_id, "run id")
+            check_run_id(delivery.run_id)
         except BadMessage as exc:
             log.warning("a request was dropped: %s", exc)
             self._unusable.append(delivery)

@@ -12,7 +12,7 @@ import click
 
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import BAD_INPUT, OK
-from nexofork.cli.options import json_option, target_options, token
+from nexofork.cli.options import json_option, run_name, target_options
 from nexofork.cli.output import print_json
 from nexofork.cli.run_listing import list_runs
 from nexofork.cli.session import finish, open_target
@@ -37,7 +37,7 @@ _OUTCOMES = {
 
 
 @click.command()
-@click.argument("run_ids", metavar="RUN_ID...", type=token, nargs=-1)
+@click.argument("run_ids", metavar="RUN_ID...", type=run_name, nargs=-1)
 @click.option("--group", help="Every run of this group that is not over.")
 @click.option("--note", default="", help="Why; the run's result says it.")
 @json_option

@@ -16,7 +16,7 @@ from nexofork.bus.failures import AlreadyStored
 from nexofork.bus.jetstream import store
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import OK
-from nexofork.cli.options import json_option, target_options, token
+from nexofork.cli.options import json_option, run_name, target_options, token
 from nexofork.cli.output import print_json
 from nexofork.cli.session import finish, open_target
 from nexofork.errors import ForkRefused
@@ -43,7 +43,7 @@ def _json_object(value: Any) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("run_id", type=token)
+@click.argument("run_id", type=run_name)
 @click.argument("ask_id", type=token)
 @click.argument("text", required=False, default="")
 @click.option("--data", type=_json_object, metavar="JSON", help="The answer as a JSON object.")

@@ -10,7 +10,7 @@ from nexofork.bus.blobs import BlobStore
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
 from nexofork.cli.log_lines import entry_object
-from nexofork.cli.options import json_option, target_options, token
+from nexofork.cli.options import json_option, run_name, target_options
 from nexofork.cli.output import plain, print_json
 from nexofork.cli.progress import EventLines, PlainProgress
 from nexofork.cli.session import finish, open_target
@@ -40,7 +40,7 @@ class _Reading(PlainProgress):
 
 
 @click.command()
-@click.argument("run_id", type=token)
+@click.argument("run_id", type=run_name)
 @json_option
 @target_options
 def attach(run_id: str, *, as_json: bool, target: Target) -> None:

@@ -14,8 +14,8 @@ import click
 
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
-from nexofork.cli.fork_order import later_options, read_order
-from nexofork.cli.options import json_option, seconds, target_options, token
+from nexofork.cli.fork_order import budget_options, later_options, read_order
+from nexofork.cli.options import json_option, run_name, seconds, target_options
 from nexofork.cli.output import brief, counted, print_json, print_results
 from nexofork.cli.parent_files import parent_options
 from nexofork.cli.progress import EventLines, ResultLines, people_sink
@@ -49,12 +49,12 @@ _NO_VERSION = (
 @click.option(
     "--run-id",
     "run_ids",
-    type=token,
+    type=run_name,
     metavar="ID",
     multiple=True,
     help="An id per directive, or none.",
 )
-@click.option("--group", help="Name the children share, to abort them together.")
+@click.option("--group", help="Name the children share, to abort them together or share a budget.")
 @click.option("--timeout", type=seconds, metavar="SECONDS", help="End a child after so many seconds.")
 @click.option("--max-turns", type=click.IntRange(min=1), default=200, show_default=True, help="End a child after.")
 @click.option(
@@ -67,6 +67,7 @@ _NO_VERSION = (
 @click.option("--detach", is_flag=True, help="Print the run ids and leave; `nexofork wait` gets the results.")
 @click.option("--events", is_flag=True, help="Print everything as it happens, one JSON object per line.")
 @json_option
+@budget_options
 @later_options
 @target_options
 def fork(**options: Any) -> None:

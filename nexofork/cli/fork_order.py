@@ -1,7 +1,7 @@
 """What ``nexofork fork`` was asked for, read and checked before NATS is asked for anything.
 
-An option whose capability comes later is refused, never ignored: a child without the budget or the filter it was given
-would not be what was asked for.
+An option whose capability comes later is refused, never ignored: a child without the filter it was given would not be
+what was asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import click
 from nexofork.cli.output import counted
 from nexofork.cli.parent_files import read_snapshot
 from nexofork.core.boilerplate import check_directive
-from nexofork.engine.params import ForkParams, prepare
+from nexofork.engine.budget import Budget
+from nexofork.engine.params import ForkParams, prepare, refuse_groupless
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
@@ -23,15 +24,13 @@ if TYPE_CHECKING:
 
     from nexofork.cli.options import Target
 
-__all__ = ["ForkOrder", "later_options", "read_order"]
+__all__ = ["ForkOrder", "budget_options", "later_options", "read_order"]
 
 _LATER = {
     "permissions": "--permissions",
     "permission_deadline": "--permission-deadline",
     "filter_": "--filter",
     "workspace": "--workspace",
-    "budget_usd": "--budget-usd",
-    "budget_tokens": "--budget-tokens",
 }
 _VERSION = "anthropic-version"
 _DEFAULTS = {"permissions": "allow", "workspace": "none"}
@@ -65,8 +64,18 @@ def later_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--permission-deadline", metavar="SECONDS", help="Comes with a later version."),
         click.option("--filter", "filter_", metavar="NAME[:ARG]", help="Comes with a later version."),
         click.option("--workspace", metavar="none|path:DIR|git:DIR", help="For now only `none`."),
-        click.option("--budget-usd", metavar="X", help="Comes with a later version."),
-        click.option("--budget-tokens", metavar="N", help="Comes with a later version."),
+    ):
+        command = option(command)
+    return command
+
+
+def budget_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options for what a child, and all children of a group, may cost."""
+    for option in (
+        click.option("--budget-usd", metavar="X", help="The most a child may cost, in dollars."),
+        click.option("--budget-tokens", metavar="N", help="The most tokens a child may use; all kinds count."),
+        click.option("--group-budget-usd", metavar="X", help="The most the --group may cost, on all hosts together."),
+        click.option("--group-budget-tokens", metavar="N", help="The most tokens the --group may use."),
     ):
         command = option(command)
     return command
@@ -91,12 +100,21 @@ def read_order(
     Raises:
         ForkRefused: Something is wrong with the input, or comes with a later version; the message names it.
     """
+    budget, group_budget = (_budget(kind, more) for kind in ("budget", "group_budget"))
     output = _without_later(more)
     _check_together(directives, run_ids, group, output)
     snapshot = read_snapshot(request=request, reply=reply, headers=headers, sent_at=sent_at)
-    params = ForkParams(cache_safe=snapshot, prompt_messages=directives[0], timeout=timeout, max_turns=max_turns)
+    params = ForkParams(
+        cache_safe=snapshot,
+        prompt_messages=directives[0],
+        timeout=timeout,
+        max_turns=max_turns,
+        budget=budget,
+        group_budget=group_budget,
+    )
     for directive in directives:
         check_directive(directive)
+    refuse_groupless(params, group)
     prepare(params)
     ids = run_ids or tuple(str(uuid.uuid4()) for _ in directives)
     return ForkOrder(target=target, params=params, directives=directives, run_ids=ids, group=group, **output)
@@ -120,6 +138,22 @@ def _check_together(
         raise ForkRefused(
             "--detach leaves at once, and --on-parent-gone abort would then end the children; choose one."
         )
+
+
+def _budget(kind: str, options: dict[str, Any]) -> Budget | None:
+    """Take a budget's two options out, and read them."""
+    values: dict[str, Any] = {}
+    for unit, read in (("usd", float), ("tokens", int)):
+        if (text := options.pop(f"{kind}_{unit}")) is None:
+            continue
+        name = f"--{kind.replace('_', '-')}-{unit}"
+        try:
+            values[unit] = read(text)
+            Budget(**{unit: values[unit]})
+        except (ValueError, ForkRefused) as exc:
+            whole = "a whole number" if unit == "tokens" else "a number"
+            raise ForkRefused(f"{name} {text!r} is no budget; give {whole} above 0.") from exc
+    return Budget(**values) if values else None
 
 
 def _without_later(options: dict[str, Any]) -> dict[str, Any]:

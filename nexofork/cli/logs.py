@@ -15,7 +15,7 @@ from nexofork.bus.blobs import BlobStore
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.log_lines import entry_line, entry_object
-from nexofork.cli.options import json_option, target_options, token
+from nexofork.cli.options import json_option, run_name, target_options
 from nexofork.cli.output import print_json
 from nexofork.cli.session import finish, open_target
 from nexofork.errors import BusError, ForkRefused
@@ -33,7 +33,7 @@ _LOOK_AGAIN_S = 5.0  # an abort of a queued run is not in the feed
 
 
 @click.command()
-@click.argument("run_id", type=token)
+@click.argument("run_id", type=run_name)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
 @json_option
 @target_options

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nexofork.errors import BadMessage
-from nexofork.wire.subjects import DEFAULT_POOL, check_token
+from nexofork.wire.subjects import DEFAULT_POOL, check_run_id, check_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ __all__ = [
     "header",
     "json_option",
     "rfc3339",
+    "run_name",
     "seconds",
     "seconds_or_zero",
     "target_options",
@@ -77,6 +78,15 @@ def token(value: Any) -> str:
         return check_token(str(value), "value")
     except BadMessage as exc:
         raise click.BadParameter(f"{str(value)[:140]!r} cannot be used in a subject. {exc.fix}") from exc
+
+
+def run_name(value: Any) -> str:
+    """Read a run's id."""
+    name = token(value)
+    try:
+        return check_run_id(name)
+    except BadMessage as exc:
+        raise click.BadParameter(f"{exc.problem}. {exc.fix}") from exc
 
 
 def header(value: Any) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from nexofork.engine.result import ForkResult
 from nexofork.errors import BadMessage
 from nexofork.wire import messages as wire
 from nexofork.wire.streams import log_stream
-from nexofork.wire.subjects import check_token, events, reports, run_of
+from nexofork.wire.subjects import check_run_id, events, reports, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,6 +172,6 @@ def _time(request: wire.Requested | None, stored: Stored | None) -> float | None
 
 def _is_token(value: str) -> bool:
     try:
-        return bool(check_token(value, "run id"))
+        return bool(check_run_id(value))
     except BadMessage:
         return False

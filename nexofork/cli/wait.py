@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
-from nexofork.cli.options import json_option, seconds, target_options, token
+from nexofork.cli.options import json_option, run_name, seconds, target_options
 from nexofork.cli.output import print_results
 from nexofork.cli.progress import ResultLines, people_sink
 from nexofork.cli.session import finish, open_target
@@ -24,7 +24,7 @@ __all__ = ["wait"]
 
 
 @click.command()
-@click.argument("run_ids", metavar="RUN_ID...", type=token, nargs=-1, required=True)
+@click.argument("run_ids", metavar="RUN_ID...", type=run_name, nargs=-1, required=True)
 @click.option("--timeout", type=seconds, metavar="SECONDS", help="Stop waiting after so many seconds; the runs go on.")
 @json_option
 @target_options

@@ -123,13 +123,15 @@ class BlockingForkSubagent:
         """Open something in the forks' own loop, such as their provider; it is closed when the forks have ended."""
         return self._call(self._opened().contexts.enter_async_context(context))
 
-    def fork(self, params: ForkParams) -> BlockingForkHandle:
+    def fork(self, params: ForkParams, *, group: str | None = None) -> BlockingForkHandle:
         """Start a fork; raises like the factory's `fork`."""
-        return BlockingForkHandle(self._call(self._opened().forks.fork(params)), self)
+        return BlockingForkHandle(self._call(self._opened().forks.fork(params, group=group)), self)
 
-    def fork_each(self, params: ForkParams, directives: Iterable[str]) -> list[BlockingForkHandle]:
+    def fork_each(
+        self, params: ForkParams, directives: Iterable[str], *, group: str | None = None
+    ) -> list[BlockingForkHandle]:
         """Start one fork per directive; raises like the factory's `fork_each`."""
-        handles = self._call(self._opened().forks.fork_each(params, directives))
+        handles = self._call(self._opened().forks.fork_each(params, directives, group=group))
         return [BlockingForkHandle(handle, self) for handle in handles]
 
     def attach(self, run_id: str) -> BlockingForkHandle:

@@ -21,11 +21,11 @@ from nexofork.client.shipping import Shipping
 from nexofork.client.waiting import Foreground
 from nexofork.engine.dispatch import AGENT_TOOL
 from nexofork.engine.events import ForkEnded, ForkStarted
-from nexofork.engine.params import DelegateMode, ForkParams, prepare
+from nexofork.engine.params import DelegateMode, ForkParams, prepare, refuse_groupless
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BusError, ForkRefused
 from nexofork.wire.messages import Answer, encode
-from nexofork.wire.subjects import DEFAULT_POOL, check_token, inbox, parent_alive
+from nexofork.wire.subjects import DEFAULT_POOL, check_run_id, inbox, parent_alive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable, Sequence
@@ -147,6 +147,7 @@ class NatsForkSubagent:
             ForkRefused: Something is wrong with the call; nothing was sent.
             BusError: NATS was not reached or refused the request.
         """
+        refuse_groupless(params, group)
         prepare(params)
         handle = await self._publish(params, run_id=run_id, group=group)
         if params.mode is DelegateMode.SYNC:
@@ -199,6 +200,7 @@ class NatsForkSubagent:
 
     async def _fork_all(self, each: Sequence[ForkParams], group: str | None) -> list[ForkHandle]:
         for one in each:
+            refuse_groupless(one, group)
             prepare(one)
 
         async def publish(one: ForkParams) -> ForkHandle | BusError:
@@ -227,7 +229,7 @@ class NatsForkSubagent:
         if self._tasks is None:
             raise ForkRefused("Forks need an owner: use `async with connect(…) as forks`.")
         record = ForkRecord(
-            run_id=check_token(run_id, "run id") if run_id else str(uuid.uuid4()),
+            run_id=check_run_id(run_id) if run_id else str(uuid.uuid4()),
             label=params.fork_label,
             skip_transcript=params.skip_transcript,
             observer=params.on_message,
@@ -264,7 +266,7 @@ class NatsForkSubagent:
             ForkRefused: There is no such run.
             BusError: NATS was not reached.
         """
-        record = ForkRecord(run_id=check_token(run_id, "run id"), label="", skip_transcript=False)
+        record = ForkRecord(run_id=check_run_id(run_id), label="", skip_transcript=False)
         run = self._remote(record)
         if await run.log.tip() is None:
             raise ForkRefused(f"There is no run {run_id!r} in pool {self._settings.pool!r}; it may have expired.")

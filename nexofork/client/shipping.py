@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from nexofork.core.replacement import ContentReplacementState
-from nexofork.wire.messages import BudgetLimit, Parent, Payload, Requested
+from nexofork.wire.messages import Parent, Payload, Requested
 
 if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.budget import Budget
     from nexofork.engine.params import ForkParams
 
 __all__ = ["Shipping"]
@@ -93,8 +92,8 @@ class Shipping:
             replacements=_travelling(snapshot),
             siblings=params.siblings,
             warm_up=params.warm_up,
-            budget=_limit(params.budget),
-            group_budget=_limit(params.group_budget),
+            budget=params.budget.limit if params.budget else None,
+            group_budget=params.group_budget.limit if params.group_budget else None,
         )
 
     async def again(self, payload: Payload) -> Payload | None:
@@ -124,10 +123,6 @@ class Shipping:
             if len(wire) <= _INLINE_REPLY_BYTES
             else Payload(blob=await self._blobs.put(wire))
         )
-
-
-def _limit(budget: Budget | None) -> BudgetLimit | None:
-    return BudgetLimit(usd=budget.usd, tokens=budget.tokens) if budget else None
 
 
 def _travelling(snapshot: CacheSafeParams) -> dict[str, object] | None:

@@ -24,7 +24,7 @@ from nexofork.engine.events import (
 )
 from nexofork.engine.ledger import CallFacts
 from nexofork.engine.outlook import plan_fan_out, prefix_key, ttl_of
-from nexofork.engine.quoting import quote_call
+from nexofork.engine.quoting import CallQuotes
 from nexofork.engine.result import CallRecord
 from nexofork.errors import ProviderError
 from nexofork.providers.provider import CallRetried, MessageFinished, MessageStarted, ModelRequest, TextDelta
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nexofork.engine.warmth import Lead, Warmth
     from nexofork.providers.provider import Provider
     from nexofork.wire.ledger import Outcome
+    from nexofork.wire.messages import Amount
 
 __all__ = ["ModelCalls", "Progress"]
 
@@ -111,6 +112,7 @@ class ModelCalls:
         self._progress = progress
         self._prefix = prefix_key(params, base)
         self._decision: Decision | None = None
+        self.quotes = CallQuotes(params, base)
 
     async def make(self, turn: int) -> tuple[Reply, int]:
         """Make one call and return its reply, recorded, and how often it was tried again.
@@ -121,15 +123,15 @@ class ModelCalls:
         """
         request = self._request(turn)
         asked = turn == 1 and self._diagnosed_against() is not None
-        attempt = await self._reserve(turn, 1, request)
         lead: Lead | None = None
+        attempt: _Attempt | None = None
         try:
             if turn == 1:
                 lead = await self._enter()
                 if lead.role == "leader" and self._decision is not None and self._decision.plan == "prewarm":
-                    self._close(attempt, "failed")  # nothing was sent; a run never holds two reservations
                     await self._prewarm(lead)
-                    attempt = await self._reserve(turn, 1, request)
+            # Only now: behind a leader the call costs less, and nothing is set aside while it waits.
+            attempt = await self._reserve(turn, 1, request)
             try:
                 return await self._stream(request, attempt, lead)
             except ProviderError as exc:
@@ -139,7 +141,8 @@ class ModelCalls:
             attempt = await self._reserve(turn, 2, request)
             return await self._stream(request, attempt, lead)
         finally:
-            self._close(attempt, "unconfirmed")
+            if attempt is not None:
+                self._close(attempt, "unconfirmed")
             if lead is not None:
                 lead.gave_up()
 
@@ -200,14 +203,22 @@ class ModelCalls:
         )
 
     async def _reserve(self, turn: int, number: int, request: ModelRequest) -> _Attempt:
-        quote = quote_call(self._params, body_bytes=len(request.body), calls=self._progress.calls)
+        def quote() -> Amount:
+            is_warm = self._warmth.is_warm(self._prefix)
+            return self.quotes.quote(turn, size_bytes=len(request.body), calls=self._progress.calls, is_warm=is_warm)
+
         return _Attempt(turn=turn, number=number, reservation=await self._purse.reserve(quote))
 
     async def _announce(self, attempt: _Attempt) -> None:
         """Put the attempt on the log before anything is sent."""
         decision = self._progress.decision if attempt.turn <= 1 and attempt.number == 1 else None
         await self._journal.call_started(
-            attempt.turn, attempt.number, model=self._params.model, prefix=self._prefix, decision=decision
+            attempt.turn,
+            attempt.number,
+            model=self._params.model,
+            prefix=self._prefix,
+            decision=decision,
+            budget=attempt.reservation.record,
         )
         attempt.sent_at = time.time()
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nexofork.engine.cache_check import CacheCheck
     from nexofork.engine.dispatch import ToolCall
     from nexofork.engine.mailbox import Letter
+    from nexofork.wire.messages import CallBudget
 
 __all__ = ["INTERRUPTED", "Journal", "NoJournal", "RecordedTurn"]
 
@@ -40,13 +41,22 @@ class RecordedTurn:
     """Messages of the parent's that were delivered behind it."""
     retries: int = 0
     cache: CacheCheck | None = None
+    at: float = 0.0
+    """Unix time it was recorded at."""
 
 
 class Journal(Protocol):
     """Where a run writes down what must not be done twice. A write that fails ends the run."""
 
     async def call_started(
-        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+        self,
+        turn: int,
+        attempt: int,
+        *,
+        model: str,
+        prefix: str,
+        decision: Mapping[str, Any] | None,
+        budget: CallBudget | None = None,
     ) -> None:
         """A model call is about to be sent."""
 
@@ -67,7 +77,14 @@ class NoJournal:
     """Writes nothing down: an in-process fork ends with its process."""
 
     async def call_started(
-        self, turn: int, attempt: int, *, model: str, prefix: str, decision: Mapping[str, Any] | None
+        self,
+        turn: int,
+        attempt: int,
+        *,
+        model: str,
+        prefix: str,
+        decision: Mapping[str, Any] | None,
+        budget: CallBudget | None = None,
     ) -> None:
         """Do nothing."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nexofork.core.boilerplate import check_directive, reminder
 from nexofork.core.prompt import ChildPrompt, ForkBase
 from nexofork.core.query_source import QuerySource, refuse_if_fork
+from nexofork.engine.budget import check_budgets
 from nexofork.engine.dispatch import NoTools
 from nexofork.engine.filters import AllowAllFilter
 from nexofork.errors import BadReply, CacheBreak, ForkRefused, WorkspaceMismatch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from nexofork.engine.filters import ToolFilter
     from nexofork.providers.provider import Provider
 
-__all__ = ["DelegateMode", "ForkOverrides", "ForkParams", "ParentContext", "prepare"]
+__all__ = ["DelegateMode", "ForkOverrides", "ForkParams", "ParentContext", "prepare", "refuse_groupless"]
 
 # What a changed field loses, by the provider's invalidation levels.
 _LOSES = {
@@ -168,6 +169,7 @@ def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
         raise ForkRefused(f"max_turns is {params.max_turns}; give the fork at least one turn.")
     if params.timeout is not None and params.timeout <= 0:
         raise ForkRefused(f"timeout is {params.timeout}; give seconds above 0, or None for no limit.")
+    check_budgets(params.model, params.budget, params.group_budget)
     check_directive(params.directive)
     refuse_if_fork(params.parent_ctx.query_source, params.cache_safe)
     _refuse_cache_breaks(params)
@@ -179,6 +181,16 @@ def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
     if params.overrides.critical_system_reminder:
         notes.append(reminder(params.overrides.critical_system_reminder))
     return base, base.child(params.directive, notes)
+
+
+def refuse_groupless(params: ForkParams, group: str | None) -> None:
+    """Refuse a group's budget where there is no group to share it.
+
+    Raises:
+        ForkRefused: There is none.
+    """
+    if params.group_budget is not None and not (group and group.strip()):
+        raise ForkRefused("There is a group budget and no group to share it; name the group, or give a budget.")
 
 
 def _refuse_cache_breaks(params: ForkParams) -> None:

@@ -100,6 +100,8 @@ class ForkResult:
     duration_ms: int = 0
     error: str | None = None
     """Why it failed, with what to do."""
+    budget: dict[str, Any] | None = None
+    """Which budget ended it, and how far it was: group (empty for its own), unit, limit, spent, held, needed."""
     abort: Abort | None = None
     attempts: int = 1
     """How many daemons had the run, the last one included."""
@@ -145,6 +147,7 @@ class ForkResult:
             "miss_cause": self.cache.cause if self.cache else None,
             "cache": asdict(self.cache) if self.cache else None,
             "decision": self.decision,
+            "budget": self.budget,
             "attempts": self.attempts,
             "turns": self.turns,
             "tool_uses": self.tool_uses,
@@ -200,6 +203,7 @@ _PLAIN: dict[str, Any] = {
     "tool_uses": 0,
     "duration_ms": 0,
     "error": None,
+    "budget": None,
     "attempts": 1,
     "daemon": None,
 }

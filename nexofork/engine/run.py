@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nexofork.core.boilerplate import reminder
 from nexofork.core.prompt import ToolAnswer
@@ -59,6 +59,7 @@ class _End:
     status: ForkStatus
     end: str
     error: str | None = None
+    budget: dict[str, Any] | None = None
 
 
 _ENDS = {
@@ -199,7 +200,7 @@ class ForkRun:
         try:
             return await self._turns()
         except OverBudget as exc:
-            return _End(ForkStatus.OVER_BUDGET, "over_budget", str(exc))
+            return _End(ForkStatus.OVER_BUDGET, "over_budget", str(exc), budget=exc.to_json())
         except ContextOverflow as exc:
             return _End(ForkStatus.FAILED, "context_overflow", str(exc))
         except NexoforkError as exc:
@@ -220,6 +221,7 @@ class ForkRun:
                 recorded = RecordedTurn(reply=reply, retries=retries)
             else:
                 self._progress.cache = recorded.cache or self._progress.cache
+                self._calls.quotes.recorded(turn, recorded.at)
             self._finished(recorded.reply, turn, recorded.retries)
             end = await self._after(recorded)
             if end is not None:
@@ -332,5 +334,6 @@ class ForkRun:
             tool_uses=progress.tool_uses,
             duration_ms=duration_ms,
             error=end.error,
+            budget=end.budget,
             abort=self._token.cause if aborted else None,
         )

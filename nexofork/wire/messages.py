@@ -27,10 +27,12 @@ __all__ = [
     "INLINE_BYTES",
     "VERSION",
     "AbortEvent",
+    "Amount",
     "Answer",
     "Asked",
     "BlobRef",
     "BudgetLimit",
+    "CallBudget",
     "CallStarted",
     "Claimed",
     "Daemon",
@@ -145,6 +147,28 @@ class BudgetLimit(_Model):
     tokens: int | None = Field(default=None, gt=0)
 
 
+class Amount(_Model):
+    """Tokens and dollars; both are counted, whichever of them is limited."""
+
+    tokens: int = Field(default=0, ge=0)
+    """All tokens count: fresh, read, written and output."""
+    usd: float = Field(default=0.0, ge=0)
+    """0 where the model's price is not known; no dollars are limited then."""
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(tokens=self.tokens + other.tokens, usd=self.usd + other.usd)
+
+
+class CallBudget(_Model):
+    """What the log keeps of the money set aside for a call, so that whoever takes the run over knows what it cost."""
+
+    key: str
+    """Names the reservation in the group's account."""
+    spent: Amount
+    """By the run, before this call."""
+    reserved: Amount
+
+
 class Requested(Message):
     """Run a fork. The smallest valid one has a snapshot and a directive."""
 
@@ -235,6 +259,8 @@ class CallStarted(_Report):
     """Names the prefix that the call's siblings share."""
     decision: dict[str, Any] | None = None
     """On the first call: how the fan-out was started, and by which numbers."""
+    budget: CallBudget | None = None
+    """Where a budget limits the run: what was set aside for the call."""
 
 
 class Turn(_Report):

@@ -12,7 +12,9 @@ from nexofork.errors import BadMessage
 
 __all__ = [
     "DEFAULT_POOL",
+    "RESERVED_RUN_IDS",
     "blob",
+    "check_run_id",
     "check_token",
     "delta",
     "events",
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 DEFAULT_POOL = "fork"
+RESERVED_RUN_IDS = "budget-"
+"""What begins like this is no run: the budgets of groups are kept there."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -44,6 +48,19 @@ def check_token(value: str, what: str) -> str:
             f"{what} {value[:140]!r} cannot be used in a subject", fix="Use 1 to 128 letters, digits, '_' or '-'."
         )
     return value
+
+
+def check_run_id(value: str) -> str:
+    """Return the value if a run may have it as its id.
+
+    Raises:
+        BadMessage: It cannot be part of a subject, or belongs to a group's budget.
+    """
+    if value.startswith(RESERVED_RUN_IDS):
+        raise BadMessage(
+            f"run id {value[:140]!r} begins with {RESERVED_RUN_IDS!r}, where budgets are kept", fix="Use another id."
+        )
+    return check_token(value, "run id")
 
 
 def events(run_id: str, pool: str = DEFAULT_POOL) -> str:

@@ -285,3 +285,31 @@ def test_the_objects_are_plain_json_lines(world: World) -> None:
 
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["directive"] == "Schau: \u00e4\u00f6\u00fc \u2603\nzweite Zeile"
+
+
+def test_a_child_over_budget_is_shown_with_what_was_reached(world: World) -> None:
+    """For programs and for people; the exit code says that not all completed."""
+    told = world.ask(*world.forking("Look."), "--budget-usd", "0.01", "--json")
+    shown = world.ask(*world.forking("Look."), "--budget-tokens", "100")
+
+    (child,) = objects(told.stdout)
+    assert (told.returncode, child["status"], child["end"]) == (1, "over_budget", "over_budget")
+    assert (child["budget"]["unit"], child["budget"]["limit"], child["budget"]["spent"]) == ("usd", 0.01, 0)
+    assert child["budget"]["needed"] > 0.01
+    assert shown.returncode == 1
+    assert "over_budget" in shown.stdout
+    assert "The fork's budget of 100 tokens does not cover the next call" in shown.stderr
+
+
+def test_children_of_several_calls_share_a_group_budget(world: World) -> None:
+    """What the first call spent is not there for the second; the account is not listed as a run."""
+    group = ("--group", uuid.uuid4().hex, "--group-budget-tokens", "12000")
+    first = world.ask(*world.forking("Look."), *group, "--json")
+    second = world.ask(*world.forking("Look again."), *group, "--json")
+
+    assert [done.returncode for done in (first, second)] == [0, 1]
+    (child,) = objects(second.stdout)
+    assert (child["status"], child["budget"]["group"]) == ("over_budget", group[1])
+    assert child["budget"]["spent"] > 5_000
+    (listing,) = objects(world.ask("ps", "--all", "--json", *world.at).stdout)
+    assert not [run["run_id"] for run in listing["runs"] if run["run_id"].startswith("budget-")]

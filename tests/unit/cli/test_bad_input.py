@@ -95,6 +95,18 @@ def test_a_reply_that_is_none(files: Files, capfd: pytest.CaptureFixture[str], c
         (["-d", "Look.", "--run-id", ""], "cannot be used in a subject"),
         (["-d", "Look.", "--pool", "a b"], "cannot be used in a subject"),
         (["-d", "Look.", "--group", " "], "--group is empty"),
+        (["-d", "Look.", "--run-id", "budget-1"], "budgets are kept"),
+        (["-d", "Look.", "--budget-usd", "0"], "--budget-usd '0' is no budget; give a number above 0"),
+        (["-d", "Look.", "--budget-usd", "-1"], "--budget-usd"),
+        (["-d", "Look.", "--budget-usd", "nan"], "--budget-usd"),
+        (["-d", "Look.", "--budget-usd", "inf"], "--budget-usd"),
+        (["-d", "Look.", "--budget-usd", "a lot"], "--budget-usd"),
+        (["-d", "Look.", "--budget-usd", ""], "--budget-usd"),
+        (["-d", "Look.", "--budget-tokens", "-5"], "--budget-tokens"),
+        (["-d", "Look.", "--budget-tokens", "1.5"], "--budget-tokens '1.5' is no budget; give a whole number above 0"),
+        (["-d", "Look.", "--group", "g", "--group-budget-usd", "-0.1"], "--group-budget-usd"),
+        (["-d", "Look.", "--group", "g", "--group-budget-tokens", "0"], "--group-budget-tokens"),
+        (["-d", "Look.", "--group-budget-usd", "1"], "no group"),
         (["-d", "Look.", "--timeout", "0"], "--timeout"),
         (["-d", "Look.", "--timeout", "nan"], "--timeout"),
         (["-d", "Look.", "--timeout", "soon"], "--timeout"),
@@ -123,8 +135,6 @@ def test_options_that_are_wrong(
         ("--filter", "read-only"),
         ("--workspace", "git:."),
         ("--workspace", "path:/tmp"),
-        ("--budget-usd", "1"),
-        ("--budget-tokens", "1000"),
     ],
 )
 def test_what_comes_later_is_refused(files: Files, capfd: pytest.CaptureFixture[str], name: str, value: str) -> None:
@@ -190,3 +200,10 @@ def test_an_unreadable_identity_is_a_refusal_of_nats(files: Files, capfd: pytest
     """A file without a seed lets nobody in."""
     assert run_command(arguments=["ps", "--nkey", files.write("seed", b"nothing")]) == 3
     assert "holds no nkey seed" in capfd.readouterr().err
+
+
+def test_dollars_for_a_model_without_a_price(files: Files, capfd: pytest.CaptureFixture[str]) -> None:
+    """Refused here and not by the first daemon; the line says what to do."""
+    path = files.write("r.json", {**GOOD, "model": "claude-nova-9"})
+    line = refusal(capfd, "fork", "--request", path, "-d", "Look.", "--budget-usd", "1")
+    assert all(word in line for word in ("claude-nova-9", "tokens", "price file"))
