@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import body, fanout, memory, transport
+from benchmarks import body, economics, fanout, memory, transport
 
 CLAIMS = (
     ("Building a child's body", body.main),
     ("Sending and streaming", transport.main),
     ("Fanning out", fanout.main),
+    ("What a fan-out costs", economics.main),
     ("Memory of a daemon", memory.main),
 )
 
@@ -24,6 +25,7 @@ def shorten() -> None:
     transport.ROUNDS = fanout.ROUNDS = 1
     transport.SEQUENTIAL_CALLS, transport.CONCURRENT_CALLS = 1, 2
     fanout.CHILDREN, fanout.MANY = 4, 8
+    economics.CHILDREN, economics.DAEMONS, economics.FIRST_BYTE_S = 3, 1, 0.1
     memory.FORKS = 4
 
 

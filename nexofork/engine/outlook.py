@@ -21,20 +21,24 @@ __all__ = ["FirstByteTimes", "plan_fan_out", "prefix_key", "tokens_per_byte", "t
 
 
 class FirstByteTimes:
-    """How long responses take to begin, learnt from those that have."""
+    """How long responses take to begin, learnt from those that have.
+
+    Calls are told apart by how much they have to read: how soon a cached prefix is answered says nothing about how long
+    it takes to write one, and a wrong guess there costs a write per child.
+    """
 
     def __init__(self) -> None:
-        self._pace: dict[tuple[str, bool], float] = {}
+        self._pace: dict[tuple[str, int, bool], float] = {}
 
     def expected_s(self, model: str, tokens: int, *, prewarm: bool = False) -> float:
         """Return the time until a call that has to read so many uncached tokens is answered."""
-        return self._pace.get((model, prewarm), 1.0) * usual_first_byte_s(tokens)
+        return self._pace.get((model, tokens.bit_length(), prewarm), 1.0) * usual_first_byte_s(tokens)
 
     def saw(self, model: str, tokens: int, seconds: float, *, prewarm: bool = False) -> None:
         """Learn from a response that began."""
-        pace = seconds / usual_first_byte_s(tokens)
-        known = self._pace.get((model, prewarm))
-        self._pace[model, prewarm] = pace if known is None else 0.7 * known + 0.3 * pace
+        like, pace = (model, tokens.bit_length(), prewarm), seconds / usual_first_byte_s(tokens)
+        known = self._pace.get(like)
+        self._pace[like] = pace if known is None else 0.7 * known + 0.3 * pace
 
 
 def prefix_key(params: ForkParams, base: ForkBase) -> str:

@@ -14,15 +14,21 @@ if TYPE_CHECKING:
 __all__ = ["accounts_server", "cluster", "fleet", "nats_server", "nursery", "restartable"]
 
 
+_LONG = {"chaos": "crashes at length", "ops": "the tables of what is billed"}
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker of the long tests."""
-    config.addinivalue_line("markers", "chaos: takes minutes; run with `-m chaos` or NEXOFORK_CHAOS=1")
+    """Register the markers of the long tests."""
+    for name, what in _LONG.items():
+        how = f"run with `-m {name}` or NEXOFORK_{name.upper()}=1"
+        config.addinivalue_line("markers", f"{name}: {what}; takes minutes; {how}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Leave the long tests out unless they are asked for."""
-    if "chaos" in (config.option.markexpr) or os.environ.get("NEXOFORK_CHAOS"):
-        return
-    for item in items:
-        if item.get_closest_marker("chaos"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes; run with -m chaos"))
+    for name in _LONG:
+        if name in config.option.markexpr or os.environ.get(f"NEXOFORK_{name.upper()}"):
+            continue
+        for item in items:
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=f"takes minutes; run with -m {name}"))

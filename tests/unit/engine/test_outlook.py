@@ -1,0 +1,39 @@
+"""What is expected of a fan-out before it starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from nexofork.engine.outlook import FirstByteTimes
+
+MODEL = "claude-sonnet-5"
+
+
+def test_the_time_of_a_call_is_learnt_from_calls_like_it() -> None:
+    """A few of about the same size are followed, and the newest do not outweigh the rest."""
+    times = FirstByteTimes()
+    for _ in range(10):
+        times.saw(MODEL, 150_000, 20.0)
+    times.saw(MODEL, 150_000, 40.0)
+
+    assert 20 < times.expected_s(MODEL, 150_000) < 30
+
+
+@pytest.mark.parametrize("seconds", [0.01, 6.0], ids=["quick", "slow"])
+def test_reads_say_nothing_about_writes(seconds: float) -> None:
+    """However soon cached prefixes are answered, the first write of a long one is expected to take what it would."""
+    times = FirstByteTimes()
+    untaught = times.expected_s(MODEL, 150_000)
+    for _ in range(10):
+        times.saw(MODEL, 250, seconds)
+
+    assert times.expected_s(MODEL, 150_000) == untaught
+    assert times.expected_s(MODEL, 250) == pytest.approx(seconds)
+
+
+def test_a_pre_warm_is_another_kind_of_call() -> None:
+    """What it takes is learnt apart from calls that are answered, and so is another model."""
+    times = FirstByteTimes()
+    times.saw(MODEL, 20_000, 9.0, prewarm=True)
+
+    assert times.expected_s(MODEL, 20_000) == times.expected_s("claude-opus-5", 20_000, prewarm=True) < 9
