@@ -392,7 +392,7 @@ async def _recorded(turn: _Turn, blobs: BlobStore) -> RecordedTurn:
         interrupted=interrupted,
         letters=tuple(turn.letters),
         retries=report.retries,
-        cache=CacheCheck.from_wire(report.cache) if report.cache else None,
+        cache=None if report.cache is None else CacheCheck.from_wire(report.cache, reply.usage),
         at=report.at,
     )
 

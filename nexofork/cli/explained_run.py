@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.blobs import BlobStore
@@ -53,7 +53,7 @@ class ExplainedRun:
             "cause": self.cause,
             "detail": self.check.detail if self.check else "",
             "daemon": self.daemon,
-            "cache": self.check.to_wire() if self.check else None,
+            "cache": asdict(self.check) if self.check else None,
             "decision": self.decision,
             "comparison": self.comparison.to_json(),
         }
@@ -96,7 +96,9 @@ async def explain_run(bus: Bus, run_id: str, *, pool: str, parent: bytes | None 
     minimum = facts.minimum_tokens if facts else None
     return ExplainedRun(
         run_id=run_id,
-        check=CacheCheck.from_wire(turn.cache) if turn and turn.cache else await _told_at_the_end(found, blobs),
+        check=await _told_at_the_end(found, blobs)
+        if turn is None or turn.cache is None
+        else CacheCheck.from_wire(turn.cache, Usage.from_wire(turn.usage)),
         comparison=explain(snapshot if parent is None else parent, child, minimum_tokens=minimum),
         decision=decisions[-1] if decisions else None,
         daemon=claim.daemon.name if claim else "",

@@ -314,6 +314,6 @@ class RemoteRun:
 def _cache_check(turn: wire.Turn) -> CacheCheck | None:
     """Return what a turn says of the cache; what cannot be read is the log's trouble, not the watcher's."""
     try:
-        return CacheCheck.from_wire(turn.cache) if turn.cache else None
+        return None if turn.cache is None else CacheCheck.from_wire(turn.cache, Usage.from_wire(turn.usage))
     except (TypeError, ValueError):
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +166,8 @@ class ChildPrompt:
         self._base = base
         self._tail = [*base.assistant, _TailMessage(role="user", blocks=(*base.user_blocks, *_own_texts(texts)))]
         self._own_write: int | None = None
+        self.ttl: str | None = None
+        """How long this child's entries shall live; None is as long as the parent's."""
         self.turns = 0
         """How many replies were added."""
 
@@ -185,13 +187,14 @@ class ChildPrompt:
     @property
     def plan(self) -> MarkerPlan:
         """Where the markers of the next request go."""
-        return plan_markers(
+        plan = plan_markers(
             self._base.markings,
             tail=[block.takes_marker for message in self._tail for block in message.blocks],
             shared_end=self._base.shared_end,
             own_write=self._own_write,
             growing=self.turns > 0,
         )
+        return plan if self.ttl is None else replace(plan, markers=dict.fromkeys(plan.markers, self.ttl))
 
     def body(self, *, previous_message_id: str | None = None, answered: bool = True) -> Rope:
         """Return the request body for the next call, sharing the parent's bytes.
@@ -241,7 +244,7 @@ def _own_texts(texts: Iterable[str]) -> list[_TailBlock]:
 
 def _marker_edits(block: Block, ttl: str | None) -> list[Edit]:
     """Return what gives a block of the parent's exactly this marker, or none."""
-    if ttl is not None and block.ttl is not None and len(block.markers) == 1:
+    if ttl is not None and block.ttl == ttl and len(block.markers) == 1:
         return []
     edits = drop(block.markers)
     if ttl is not None:

@@ -45,6 +45,8 @@ class FanOut:
     """None where it is not known: then the usual proportions are planned with."""
     leader_s: float
     """Expected time until a writing call's response begins."""
+    leader_seen: bool
+    """Whether that was learnt from such calls; else it is a guess."""
     prewarm_s: float | None
     """Expected time until a pre-warm is answered; None where the request does not allow one."""
     wait_limit_s: float
@@ -67,6 +69,8 @@ class Decision:
     """None where the request does not allow one."""
     first_byte_s: float
     """How long everybody but the leader is expected to wait, if they do."""
+    ttl: str | None = None
+    """How long what the child writes shall live, where that is not as long as the parent's entries."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as JSON values, without what does not apply."""
@@ -89,6 +93,9 @@ def decide(fan_out: FanOut, *, asked_for: WarmUp = "auto") -> Decision:
         plan, why = asked_for, "as asked for"
         if plan == "prewarm" and prewarm is None:
             plan, why = "leader_first", "as asked for, but the request does not allow a pre-warm"
+    # An hour costs twice the input price, which siblings would earn back. A lone child's turns are minutes apart, and
+    # each of them renews an entry of five minutes for nothing.
+    alone_in_the_cold = fan_out.siblings == 1 and not fan_out.warm_tokens
     return Decision(
         plan=plan,
         why=why,
@@ -98,6 +105,7 @@ def decide(fan_out: FanOut, *, asked_for: WarmUp = "auto") -> Decision:
         all_at_once=at_once,
         leader_first=leader,
         prewarm=prewarm,
+        ttl="5m" if alone_in_the_cold and fan_out.ttl == "1h" else None,
         first_byte_s=fan_out.prewarm_s if plan == "prewarm" and fan_out.prewarm_s is not None else fan_out.leader_s,
     )
 
@@ -120,7 +128,7 @@ def _by_price(fan_out: FanOut, at_once: float, leader: float, prewarm: float | N
     saved = (at_once - leader) / at_once if at_once else 0.0
     if at_once <= leader * (1 + WORTH_WAITING):
         return "all_at_once", f"waiting would save {saved:.1%}"
-    if fan_out.leader_s > fan_out.wait_limit_s:
+    if fan_out.leader_seen and fan_out.leader_s > fan_out.wait_limit_s:
         return "all_at_once", f"the first byte is expected after {fan_out.leader_s:.0f} s, which nobody waits for"
     faster = fan_out.prewarm_s is not None and fan_out.prewarm_s < _MUCH_FASTER * fan_out.leader_s
     if faster and prewarm is not None and prewarm <= leader * (1 + WORTH_WAITING):

@@ -80,6 +80,7 @@ class Forecast:
                 ttl=self.ttl,
                 price=facts.price_for(self.shared) if facts else None,
                 leader_s=waits_s,
+                leader_seen=False,
                 prewarm_s=waits_s if self.prewarms else None,
                 wait_limit_s=_WAIT_LIMIT_S,
             )
@@ -94,13 +95,14 @@ class Forecast:
         """
         counts = Counter(own) if own else Counter(self.own)
         total = Bill(priced=self.tariff.facts is not None)
+        writer = "lone" if counts.total() == 1 and not self.warm else "writer"
         if self.cached and plan == "leader_first":
             leader = next(iter(counts))
             counts[leader] -= 1
-            total += self._child("writer", leader)
+            total += self._child(writer, leader)
         if self.cached and plan == "prewarm":
             total += self.tariff.bill([part(read=self.warm, written=self.shared - self.warm, ttl=self.ttl)])
-        role = "uncached" if not self.cached else "writer" if plan == "all_at_once" else "reader"
+        role = "uncached" if not self.cached else writer if plan == "all_at_once" else "reader"
         for tokens, children in counts.items():
             total += self._child(role, tokens) * children
         return total
@@ -144,14 +146,16 @@ class Forecast:
             if not self.cached:
                 first = part(fresh=whole, output=self.output)
             fresh = self.tariff.bill(uncached_conversation(whole, turns=self.turns, output=self.output))
-            return min(fresh, self._conversation(first), key=lambda bill: bill.input_cost)
+            return min(fresh, self._conversation(first, self.ttl), key=lambda bill: bill.input_cost)
         counts = {
+            "lone": {"written": self.shared, "fresh": own},
             "writer": {"read": self.warm, "written": self.shared - self.warm, "fresh": own},
             "reader": {"read": self.shared, "fresh": own},
             "uncached": {"fresh": self.shared + own},
         }[role]
-        return self._conversation(part(**counts, ttl=self.ttl, output=self.output))
+        ttl = "5m" if role == "lone" else self.ttl  # see `fan_out.decide`
+        return self._conversation(part(**counts, ttl=ttl, output=self.output), ttl)
 
-    def _conversation(self, first: Usage) -> Bill:
-        calls = conversation(first, turns=self.turns, ttl=self.ttl, minimum_tokens=self.tariff.minimum_tokens)
+    def _conversation(self, first: Usage, ttl: str) -> Bill:
+        calls = conversation(first, turns=self.turns, ttl=ttl, minimum_tokens=self.tariff.minimum_tokens)
         return self.tariff.bill(calls)

@@ -8,7 +8,7 @@ changed since the parent's request, which tells a changed prompt from an entry t
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nexofork.core.markers import TTL_S
@@ -57,19 +57,31 @@ class CacheCheck:
     """On a miss, the API's own word for what changed since the parent's request; ``same`` where nothing did."""
 
     def to_wire(self) -> dict[str, Any]:
-        """Return what is not empty, as JSON values."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+        """Return what is not empty and the call's usage does not say, as JSON values."""
+        return {name: value for name in _VERDICT if (value := getattr(self, name)) not in (None, "")}
 
     @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> CacheCheck:
-        """Read what `to_wire` wrote; unknown keys are ignored."""
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**{"expected_read": None, **known})
+    def from_wire(cls, data: Mapping[str, Any], usage: Usage) -> CacheCheck:
+        """Read what `to_wire` wrote about a call with this usage; unknown keys are ignored."""
+        known = {name: data[name] for name in _VERDICT if name in data}
+        return cls(**{"expected_read": None, **known}, **_billed(usage))
 
     @property
     def broken(self) -> bool:
         """Whether less than half of the prompt was read."""
         return self.cause is not None
+
+
+_VERDICT = ("expected_read", "cause", "detail", "diagnosis")
+
+
+def _billed(usage: Usage) -> dict[str, Any]:
+    return {
+        "hit_ratio": round(usage.hit_ratio, 6),
+        "read": usage.cache_read_tokens,
+        "written": usage.cache_write_tokens,
+        "fresh": usage.input_tokens,
+    }
 
 
 def check_first_call(
@@ -100,10 +112,7 @@ def check_first_call(
         )
         cause, detail = next(found for look in _LOOKS if (found := look(call)) is not None)
     return CacheCheck(
-        hit_ratio=round(usage.hit_ratio, 6),
-        read=usage.cache_read_tokens,
-        written=usage.cache_write_tokens,
-        fresh=usage.input_tokens,
+        **_billed(usage),
         expected_read=expected,
         cause=cause,
         detail=detail,

@@ -123,8 +123,6 @@ class ModelCalls:
             OverBudget: It would pass the budget; it was not sent.
             ProviderError: It failed and trying again did not help or would not.
         """
-        request = self._request(turn)
-        asked = turn == 1 and self._diagnosed_against() is not None
         lead: Lead | None = None
         attempt: _Attempt | None = None
         try:
@@ -132,6 +130,8 @@ class ModelCalls:
                 lead = await self._enter()
                 if lead.role == "leader" and self._decision is not None and self._decision.plan == "prewarm":
                     await self._prewarm(lead)
+            request = self._request(turn)
+            asked = turn == 1 and self._diagnosed_against() is not None
             # Only now: behind a leader the call costs less, and nothing is set aside while it waits.
             attempt = await self._reserve(turn, request)
             try:
@@ -147,6 +147,10 @@ class ModelCalls:
                 self._close(attempt, "unconfirmed")
             if lead is not None:
                 lead.gave_up()
+
+    @property
+    def _ttl(self) -> str:
+        return self._prompt.ttl or ttl_of(self._params.cache_safe)
 
     def _request(self, turn: int) -> ModelRequest:
         snapshot = self._params.cache_safe
@@ -178,6 +182,7 @@ class ModelCalls:
         )
         self._progress.decision = decision.to_json()
         self._emit(FanOutDecided(run_id=self._run_id, decision=self._progress.decision))
+        self._prompt.ttl = decision.ttl
         lead = await warmth.enter(self._prefix, decision)
         self._progress.decision["role"] = lead.role
         if lead.waited_s > 0:
@@ -253,7 +258,7 @@ class ModelCalls:
                 error=error,
                 prefix=self._prefix,
                 warm_tokens=self._decision.warm_tokens if self._decision else 0,
-                ttl=ttl_of(self._params.cache_safe),
+                ttl=self._ttl,
             )
         )
         attempt.reservation.settle(None if outcome == "unconfirmed" else usage or Usage())
@@ -326,7 +331,7 @@ class ModelCalls:
         )
         if lead is None:
             return
-        lead.began(TTL_S[ttl_of(self._params.cache_safe)])
+        lead.began(TTL_S[self._ttl])
         uncached = started.usage.prompt_tokens - started.usage.cache_read_tokens
         self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at, prewarm=attempt.turn == 0)
         if attempt.turn == 0:

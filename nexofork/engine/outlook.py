@@ -34,6 +34,10 @@ class FirstByteTimes:
         """Return the time until a call that has to read so many uncached tokens is answered."""
         return self._pace.get((model, tokens.bit_length(), prewarm), 1.0) * usual_first_byte_s(tokens)
 
+    def knows(self, model: str, tokens: int) -> bool:
+        """Whether a call of about this size has been seen to begin."""
+        return (model, tokens.bit_length(), False) in self._pace
+
     def saw(self, model: str, tokens: int, seconds: float, *, prewarm: bool = False) -> None:
         """Learn from a response that began."""
         like, pace = (model, tokens.bit_length(), prewarm), seconds / usual_first_byte_s(tokens)
@@ -76,6 +80,7 @@ def plan_fan_out(
             ttl=ttl_of(snapshot),
             price=_price(params.model, shared),
             leader_s=times.expected_s(params.model, shared - warm),
+            leader_seen=times.knows(params.model, shared - warm),
             prewarm_s=times.expected_s(params.model, shared - warm, prewarm=True) if base.allows_prewarm else None,
             wait_limit_s=wait_s,
         ),

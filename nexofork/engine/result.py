@@ -14,7 +14,7 @@ from nexofork.engine.cache_check import CacheCheck
 from nexofork.errors import BadMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["CallRecord", "ForkResult", "ForkStatus"]
 
@@ -179,20 +179,27 @@ class ForkResult:
         try:
             plain = json.loads(data)
             cache, abort = plain.get("cache"), plain.get("abort")
+            calls = tuple(CallRecord.from_wire(call) for call in plain.get("calls", []))
             return cls(
                 **{key: plain.get(key, default) for key, default in _PLAIN.items()},
                 status=ForkStatus(plain["status"]),
-                calls=tuple(CallRecord.from_wire(call) for call in plain.get("calls", [])),
-                cache=CacheCheck.from_wire(cache) if cache else None,
+                calls=calls,
+                cache=_check(cache, calls),
                 abort=Abort(reason=AbortReason(abort["reason"]), note=abort["note"]) if abort else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise BadMessage(f"is not a fork's result ({exc!r})", fix="Update nexofork.") from exc
 
 
+def _check(cache: Mapping[str, Any] | None, calls: Sequence[CallRecord]) -> CacheCheck | None:
+    """Read the verdict on the first turn, which goes by the last attempt at it."""
+    first = [call.usage for call in calls if call.turn == 1]
+    return None if cache is None else CacheCheck.from_wire(cache, first[-1] if first else Usage())
+
+
 _PLAIN: dict[str, Any] = {
     "run_id": "",
-    "label": "",
+    "label": "fork",
     "directive": "",
     "model": "",
     "end": "",

@@ -314,7 +314,7 @@ class ForkRun:
         progress.cut_off()
         cost, note = None, ""
         try:
-            cost = sum(cost_usd(call.usage, model) for call in progress.calls)
+            cost = round(sum(cost_usd(call.usage, model) for call in progress.calls), 9)
         except UnknownModelPrice as exc:
             note = str(exc)
         aborted = end.status in (ForkStatus.ABORTED, ForkStatus.TIMED_OUT)

@@ -121,7 +121,7 @@ async def test_the_table(fleet: Fleet, row: Row, tell: Callable[[str], None]) ->
 
 
 @pytest.mark.ops
-@pytest.mark.parametrize("ttl", ["5m"])
+@pytest.mark.parametrize("ttl", ["5m", "1h"])
 @pytest.mark.parametrize("tokens", [20_000, 150_000])
 async def test_a_lone_cold_child(fleet: Fleet, ttl: str, tokens: int, tell: Callable[[str], None]) -> None:
     """It writes what nobody shares yet, which pays from its second turn on: a quarter more than fresh, at most."""

@@ -57,13 +57,14 @@ def by_hand(found: Estimate, *, ttl: str, warm: int, plan: str) -> float:
 @pytest.mark.parametrize("children", [1, 2, 3, 8, 20, 100])
 @pytest.mark.parametrize(("mark", "ttl"), [(MARK, "5m"), (MARK_1H, "1h")])
 def test_a_cold_fan_out_writes_once(children: int, mark: dict[str, str], ttl: str) -> None:
-    """One child writes the prefix at the price of its TTL, the others read it."""
+    """One child writes the prefix at the price of its TTL, the others read it; a lone one writes for five minutes."""
     found = ask(snapshot(mark=mark, warm=False), children)
+    paid = ttl if children > 1 else "5m"
 
     assert (found.prefix_tokens, found.counted_by, found.warm_tokens, found.ttl) == (100_000, "bill", 0, ttl)
     assert found.cache_why == "it is not known when the parent's call was sent"
     assert found.decision.plan == "leader_first"
-    assert found.shared.input_usd == pytest.approx(by_hand(found, ttl=ttl, warm=0, plan="leader_first"))
+    assert found.shared.input_usd == pytest.approx(by_hand(found, ttl=paid, warm=0, plan="leader_first"))
     whole = found.prefix_tokens + found.tail_tokens + found.directive_tokens[0]
     assert found.unshared.input_usd == pytest.approx(children * whole * IN)
     assert found.unshared.usage.input_tokens == children * whole
@@ -71,7 +72,7 @@ def test_a_cold_fan_out_writes_once(children: int, mark: dict[str, str], ttl: st
     assert found.break_even_children == {"5m": 2, "1h": 3}[ttl]
     if children == 1:
         assert found.ideal.input_usd == pytest.approx(whole * IN)
-        assert 1.2 < found.shared.input_cost / found.ideal.input_cost < {"5m": 1.27, "1h": 2.01}[ttl]
+        assert 1.2 < found.shared.input_cost / found.ideal.input_cost < 1.27
     else:
         assert found.shared == found.ideal
 

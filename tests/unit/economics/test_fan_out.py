@@ -23,6 +23,7 @@ def fan_out(**changes: Any) -> FanOut:
         "ttl": "5m",
         "price": SONNET,
         "leader_s": 1.0,
+        "leader_seen": True,
         "prewarm_s": 1.0,
         "wait_limit_s": 30.0,
     }
@@ -64,8 +65,17 @@ def test_below_the_minimum_there_is_nothing_to_wait_for() -> None:
 
 
 def test_a_first_byte_beyond_the_limit_is_not_waited_for() -> None:
-    """Everybody would go alone at the limit, later and no cheaper."""
+    """Everybody would go alone at the limit, later and no cheaper; but a guess is no reason to pay N writes."""
     assert decide(fan_out(warm_tokens=0, leader_s=40.0)).plan == "all_at_once"
+    assert decide(fan_out(warm_tokens=0, leader_s=40.0, leader_seen=False)).plan == "leader_first"
+
+
+def test_a_lone_cold_child_does_not_pay_for_an_hour() -> None:
+    """Nobody shares its write: five minutes, renewed by each of its turns, cost 1.25 instead of 2."""
+    assert decide(fan_out(siblings=1, warm_tokens=0, ttl="1h")).ttl == "5m"
+    assert decide(fan_out(siblings=1, ttl="1h")).ttl is None
+    assert decide(fan_out(siblings=2, warm_tokens=0, ttl="1h")).ttl is None
+    assert decide(fan_out(siblings=None, warm_tokens=0, ttl="1h")).ttl is None
 
 
 def test_a_prewarm_is_taken_where_it_is_much_sooner_and_hardly_dearer() -> None:

@@ -11,6 +11,7 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from nexofork import AnthropicProvider, CacheSafeParams, Reply
+from nexofork.core.usage import Usage
 from nexofork.engine.cache_check import CacheCheck
 from tests.support.conversation import KEY, MARK, MARK_1H, agent_calls, request, says, text
 from tests.support.gateway import Gateway, llm_behind
@@ -263,12 +264,14 @@ async def test_a_gateway_that_rewrites_the_prompt_is_named(
 
 
 def test_a_verdict_is_small_on_the_wire_and_comes_back() -> None:
-    """What is empty is left out, and what a later version adds is ignored."""
-    hit = CacheCheck(hit_ratio=0.99, read=100, written=1, fresh=0, expected_read=100)
+    """What is empty or said by the usage is left out, and what a later version adds is ignored."""
+    usage = Usage(cache_read_tokens=96, cache_write_5m_tokens=4)
+    hit = CacheCheck(hit_ratio=0.96, read=96, written=4, fresh=0, expected_read=96)
     miss = replace(hit, cause="evicted", detail="Gone.", diagnosis="same")
 
-    assert set(hit.to_wire()) == {"hit_ratio", "read", "written", "fresh", "expected_read"}
-    assert CacheCheck.from_wire(miss.to_wire() | {"later": 1}) == miss
+    assert hit.to_wire() == {"expected_read": 96}
+    assert CacheCheck.from_wire(hit.to_wire(), usage) == hit
+    assert CacheCheck.from_wire(miss.to_wire() | {"later": 1}, usage) == miss
 
 
 class OldServer(Gateway):
