@@ -4,14 +4,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test check fmt bench chaos clean
+.PHONY: help setup demo test test-ops check fmt bench chaos clean
 help:
-	@echo "make demo   set up, fork five ways over two daemons against the simulator, show what was saved"
-	@echo "make test   set up, then every check: lint, types, tests"
-	@echo "make check  lint and types only"
-	@echo "make fmt    format the code"
-	@echo "make bench  measure what the README claims, beside the alternative"
-	@echo "make chaos  the crash tests at length"
+	@echo "make demo      set up, fork five ways over two daemons against the simulator, show what was saved"
+	@echo "make test      set up, then every check: lint, types, tests"
+	@echo "make test-ops  the long tables: what fan-outs are billed, 500 forks against the server's log"
+	@echo "make check     lint and types only"
+	@echo "make fmt       format the code"
+	@echo "make bench     measure what the README claims, beside the alternative"
+	@echo "make chaos     the crash tests at length"
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml
@@ -30,6 +31,9 @@ check: setup
 
 test: check
 	$(BIN)/pytest --cov --cov-report=term:skip-covered
+
+test-ops: setup
+	$(BIN)/pytest -m ops --timeout 900
 
 fmt: setup
 	$(BIN)/ruff check --fix .

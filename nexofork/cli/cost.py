@@ -15,10 +15,11 @@ import click
 from nexofork.bus.ledger import read_ledger
 from nexofork.cli.cost_chart import chart_lines
 from nexofork.cli.exit_codes import OK
-from nexofork.cli.options import rfc3339, target_options, token
+from nexofork.cli.options import prices_option, rfc3339, target_options, token
 from nexofork.cli.output import brief, counted, print_json, print_table
 from nexofork.cli.session import finish, open_target
 from nexofork.economics.ledger import By, price_calls, sum_by, total
+from nexofork.economics.prices import load_prices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +63,7 @@ def moment(value: Any) -> float:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values with a header.")
 @click.option("--chart/--no-chart", default=None, help="Draw bars; on a terminal unless said otherwise.")
+@prices_option
 @target_options
 def cost(*, as_json: bool, as_csv: bool, chart: bool | None, target: Target, **chosen: Any) -> None:
     """Show what model calls cost: tokens, dollars, what no sharing would have cost, and the least possible.
@@ -86,14 +88,16 @@ async def _cost(
     run_id: str | None,
     form: str,
     chart: bool | None,
+    prices: str | None,
     target: Target,
 ) -> int:
+    listed = load_prices(prices) if prices else None
     async with open_target(target) as bus:
         booked = await read_ledger(bus, since)
     # What a call could have cost at least depends on its siblings, so they are left out only afterwards.
     calls = [
         priced
-        for priced in price_calls(call for call in booked if call.pool == target.pool)
+        for priced in price_calls((call for call in booked if call.pool == target.pool), listed)
         if (until is None or priced.call.at < until)
         and (group is None or priced.call.group == group[:_NAME])
         and (run_id is None or priced.call.run_id == run_id)

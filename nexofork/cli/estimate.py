@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nexofork.cli.exit_codes import OK
-from nexofork.cli.options import json_option
+from nexofork.cli.options import json_option, prices_option
 from nexofork.cli.output import brief, counted, print_json, print_table
 from nexofork.cli.parent_files import parent_options, read_snapshot
 from nexofork.cli.session import finish
@@ -21,7 +21,6 @@ from nexofork.economics.estimate import (
 )
 from nexofork.economics.estimate import estimate as work_out
 from nexofork.economics.prices import load_prices
-from nexofork.economics.settings import PRICES_VARIABLE
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
@@ -64,12 +63,7 @@ __all__ = ["estimate"]
     help="What a named agent would start with instead.",
 )
 @click.option("--fresh-model", metavar="MODEL", help="What a named agent would run on; the parent's unless said.")
-@click.option(
-    "--prices",
-    metavar="FILE",
-    envvar=PRICES_VARIABLE,
-    help=f"Prices that come before ours. Also from {PRICES_VARIABLE}.",
-)
+@prices_option
 @json_option
 def estimate(**options: Any) -> None:
     """Say what forking a conversation would cost, and whether it pays.

@@ -14,7 +14,7 @@ import click
 
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
-from nexofork.cli.fork_order import budget_options, later_options, read_order
+from nexofork.cli.fork_order import budget_options, later_options, read_order, warm_up_option
 from nexofork.cli.options import json_option, run_name, seconds, target_options
 from nexofork.cli.output import brief, counted, print_json, print_results
 from nexofork.cli.parent_files import parent_options
@@ -68,6 +68,7 @@ _NO_VERSION = (
 @click.option("--events", is_flag=True, help="Print everything as it happens, one JSON object per line.")
 @json_option
 @budget_options
+@warm_up_option
 @later_options
 @target_options
 def fork(**options: Any) -> None:

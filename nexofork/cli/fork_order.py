@@ -7,13 +7,14 @@ what was asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
 from nexofork.cli.output import counted
 from nexofork.cli.parent_files import read_snapshot
 from nexofork.core.boilerplate import check_directive
+from nexofork.economics.fan_out import WarmUp
 from nexofork.engine.budget import Budget
 from nexofork.engine.params import ForkParams, prepare, refuse_groupless
 from nexofork.errors import ForkRefused
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from nexofork.cli.options import Target
 
-__all__ = ["ForkOrder", "budget_options", "later_options", "read_order"]
+__all__ = ["ForkOrder", "budget_options", "later_options", "read_order", "warm_up_option"]
 
 _LATER = {
     "permissions": "--permissions",
@@ -69,6 +70,17 @@ def later_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def warm_up_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option for how a fan-out starts on a prefix that nobody has written yet."""
+    return click.option(
+        "--warm-up",
+        type=click.Choice(get_args(WarmUp)),
+        default="auto",
+        show_default=True,
+        help="How the children start on a prefix nobody has written; auto goes by price.",
+    )(command)
+
+
 def budget_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for what a child, and all children of a group, may cost."""
     for option in (
@@ -93,6 +105,7 @@ def read_order(
     group: str | None,
     timeout: float | None,
     max_turns: int,
+    warm_up: WarmUp,
     **more: Any,
 ) -> ForkOrder:
     """Read the files and check that everything goes together.
@@ -109,6 +122,7 @@ def read_order(
         prompt_messages=directives[0],
         timeout=timeout,
         max_turns=max_turns,
+        warm_up=warm_up,
         budget=budget,
         group_budget=group_budget,
     )

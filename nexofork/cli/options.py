@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nexofork.economics.settings import PRICES_VARIABLE
 from nexofork.errors import BadMessage
 from nexofork.wire.subjects import DEFAULT_POOL, check_run_id, check_token
 
@@ -27,6 +28,7 @@ __all__ = [
     "has_api_key",
     "header",
     "json_option",
+    "prices_option",
     "rfc3339",
     "run_name",
     "seconds",
@@ -145,6 +147,12 @@ def target_options(command: Callable[..., R]) -> Callable[..., R]:
     return with_target
 
 
+prices_option = click.option(
+    "--prices",
+    metavar="FILE",
+    envvar=PRICES_VARIABLE,
+    help=f"Prices that come before ours. Also from {PRICES_VARIABLE}.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 

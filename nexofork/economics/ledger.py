@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from nexofork.core.markers import TTL_S
 from nexofork.core.usage import Usage
-from nexofork.economics.prices import cost_usd, input_cost_usd, price_of, unshared_input_cost_usd
+from nexofork.economics.prices import current_prices
 from nexofork.errors import UnknownModelPrice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from nexofork.economics.prices import PriceList
     from nexofork.wire.ledger import BookedCall
 
 __all__ = ["BY", "By", "Money", "PricedCall", "Sums", "distinct", "key_of", "price_calls", "sum_by", "total"]
@@ -158,12 +159,18 @@ def _knows(call: BookedCall) -> int:
     return 2 if call.billed is not None else 0
 
 
-def price_calls(calls: Iterable[BookedCall]) -> list[PricedCall]:
-    """Return each call once with what it cost; give it all calls there are, since the least depends on siblings."""
+def price_calls(calls: Iterable[BookedCall], prices: PriceList | None = None) -> list[PricedCall]:
+    """Return each call once with what it cost.
+
+    Args:
+        calls: All there are, since the least that one could cost depends on its siblings.
+        prices: What to go by; the prices in force unless said.
+    """
     once = distinct(calls)
     ideals = _ideals(once)
+    listed = prices or current_prices()
     return [
-        PricedCall(call=call, ideal=ideal, money=_money(call, ideal))
+        PricedCall(call=call, ideal=ideal, money=_money(call, ideal, listed))
         for call in once
         for ideal in (ideals.get(_name(call), Usage()),)
     ]
@@ -209,18 +216,19 @@ def key_of(call: BookedCall, by: By) -> str:
             return call.model or NOBODY
 
 
-def _money(call: BookedCall, ideal: Usage) -> Money | None:
-    """Return the dollars of a call at the prices of its day, None where they are not known; the one place that asks."""
+def _money(call: BookedCall, ideal: Usage, prices: PriceList) -> Money | None:
+    """Return the dollars of a call at the prices of its day, None where they are not known."""
     usage, model, on = call.usage, call.model, datetime.fromtimestamp(call.at, UTC).date()
     if not usage.prompt_tokens and not usage.output_tokens:
         return Money()
     try:
-        output = usage.output_tokens * price_of(model, usage.prompt_tokens, on).output / 1e6
-        ideal_input = input_cost_usd(ideal, model, on) if ideal.prompt_tokens else 0.0
+        price = prices.price(model, usage.prompt_tokens, on)
+        output = price.output_usd(usage)
+        ideal_input = prices.price(model, ideal.prompt_tokens, on).input_usd(ideal) if ideal.prompt_tokens else 0.0
         return Money(
-            billed=cost_usd(usage, model, on),
-            billed_input=input_cost_usd(usage, model, on),
-            unshared=unshared_input_cost_usd(usage, model, on) + output,
+            billed=price.input_usd(usage) + output,
+            billed_input=price.input_usd(usage),
+            unshared=usage.prompt_tokens * price.input / 1e6 + output,
             ideal=ideal_input + (output if ideal.prompt_tokens else 0.0),
             ideal_input=ideal_input,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections import Counter, defaultdict
@@ -133,11 +132,11 @@ async def test_the_ledger_agrees_with_the_server_after_crashes_and_retries(fleet
     await check(fleet, await live_through(fleet, FORKS))
 
 
-@pytest.mark.chaos
+@pytest.mark.ops
 @pytest.mark.timeout(900)
 async def test_the_ledger_agrees_with_the_server_after_five_hundred_forks(fleet: Fleet) -> None:
     """The same with more of everything."""
-    await check(fleet, await live_through(fleet, int(os.environ.get("NEXOFORK_CHAOS_FORKS", "500"))))
+    await check(fleet, await live_through(fleet, 500))
 
 
 async def test_a_lost_call_is_booked_by_whoever_ends_the_run(fleet: Fleet) -> None:
