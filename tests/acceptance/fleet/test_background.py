@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import DelegateMode, ForkStatus
-from nexofork.engine.events import ForkClaimed, ForkEnded, ForkStarted, ToolFinished, ToolStarted, TurnFinished
+from nexofork.engine.events import (
+    FanOutDecided,
+    ForkClaimed,
+    ForkEnded,
+    ForkStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+)
 from tests.support.conversation import call, says
 from tests.support.fleet import asked
 from tests.support.waiting import eventually
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
 DONE = "Scope: all\nResult: done"
-WHOLE = [ForkStarted, ForkClaimed, TurnFinished, ToolStarted, ToolFinished, TurnFinished, ForkEnded]
+WHOLE = [ForkStarted, ForkClaimed, FanOutDecided, TurnFinished, ToolStarted, ToolFinished, TurnFinished, ForkEnded]
 TURNS = ({"tools": [call(command="true")], "hold": "first"}, {"text": DONE, "hold": "second"})
 
 
