@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -99,7 +100,7 @@ class NatsForkSubagent:
         chosen = settings or FleetSettings()
         self._bus = bus
         self._settings = chosen
-        self._parent_id = chosen.parent_id or f"p-{new_run_id()}"
+        self._parent_id = chosen.parent_id or f"p-{secrets.token_hex(8)}"
         self._blobs = BlobStore(bus, "parent")
         self._board = PresenceBoard(bus)
         self._shipping = Shipping(

@@ -74,7 +74,8 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as JSON values, without what does not apply."""
-        plain = {name: value for name, value in asdict(self).items() if value is not None}
+        idle = ("prewarm", "first_byte_s") if self.plan == "all_at_once" else ()
+        plain = {name: value for name, value in asdict(self).items() if value is not None and name not in idle}
         rounded = {name: float(f"{value:.4g}") for name, value in plain.items() if isinstance(value, float)}
         return plain | rounded
 
