@@ -64,16 +64,21 @@ class DeltaFeed:
             await self._some.wait()
             if not self._watched:
                 await asyncio.sleep(_FIRST_LOOK_S)
+                await self._say("")  # nobody pays for text that nobody watches
             text, self._pending = "".join(self._pending), []
             self._some.clear()
-            data = json.dumps({"v": 1, "text": text}, ensure_ascii=False).encode("utf-8", "backslashreplace")
-            try:
-                # Sent as a request: without a subscriber the server says so at once, and we stop for a while.
-                await self._bus.request(self._subject, data, timeout_s=_GATHER_S)
-            except NoResponders:
-                self._watched = False
-                self._quiet_until = time.monotonic() + _LOOK_AGAIN_S
-            except NoAnswer:
-                self._watched = True  # somebody looks, and need not answer
-            except BusError:
-                continue
+            if self._watched:
+                await self._say(text)
+
+    async def _say(self, text: str) -> None:
+        data = json.dumps({"v": 1, "text": text}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        try:
+            # Sent as a request: without a subscriber the server says so at once, and we stop for a while.
+            await self._bus.request(self._subject, data, timeout_s=_GATHER_S)
+        except NoResponders:
+            self._watched = False
+            self._quiet_until = time.monotonic() + _LOOK_AGAIN_S
+        except NoAnswer:
+            self._watched = True  # somebody looks, and need not answer
+        except BusError:
+            return
