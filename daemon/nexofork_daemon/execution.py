@@ -36,6 +36,7 @@ from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import events, reports, run_filter
 from nexofork_daemon.asking import ask_for
 from nexofork_daemon.deltas import DeltaFeed
+from nexofork_daemon.first_call import first_call
 from nexofork_daemon.inboxes import InboxMail
 from nexofork_daemon.journal import LogJournal, Rebuilt, SideEffectsOnly, rebuild
 from nexofork_daemon.keeper import Keeper, read_event
@@ -199,7 +200,9 @@ class Execution:
             daemon=self._host.identity,
             workspace_id=self._host.provider.workspace_id,
             request=self._delivery.seq,
+            call=first_call(request, self._host) if epoch == 1 else None,
         )
+        journal.announced = claim.call is not None
         try:
             if state.abort is not None:
                 raise RunAborted(state.abort, state.tip)

@@ -33,6 +33,7 @@ from nexofork.wire.messages import (
     ToolFinished,
     ToolStarted,
     Turn,
+    announced_call,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class LogJournal:
         self._blobs = blobs
         self._token = token
         self._lock = asyncio.Lock()
+        self.announced = False
+        """Whether the claim said that the first call goes out at once."""
         self.epoch = epoch
         self.seq = seq
         """Sequence of the newest entry this writer knows of."""
@@ -70,6 +73,9 @@ class LogJournal:
         budget: CallBudget | None = None,
     ) -> None:
         """Announce a model call before it is sent."""
+        if self.announced:
+            self.announced = False
+            return
         await self.write(
             CallStarted(
                 epoch=self.epoch,
@@ -327,14 +333,14 @@ def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
     announced: list[CallStarted] = []
     warm: dict[int, int] = {}
     for entry in entries:
+        if (started := announced_call(entry.message)) is not None:
+            announced.append(started)
+            known = (started.decision or {}).get("warm_tokens")
+            if isinstance(known, int):
+                warm[started.epoch] = known
         match entry.message:
             case Claimed() as claimed:
                 daemons[claimed.epoch] = claimed.daemon.name
-            case CallStarted() as started:
-                announced.append(started)
-                known = (started.decision or {}).get("warm_tokens")
-                if isinstance(known, int):
-                    warm[started.epoch] = known
             case Turn() as turn:
                 replies[turn.epoch, turn.turn, turn.retries + 1] = turn
             case _:

@@ -45,6 +45,10 @@ class SnapshotShelf:
         self._recent: OrderedDict[str, CacheSafeParams] = OrderedDict()
         self._busy: dict[str, asyncio.Lock] = {}
 
+    def held(self, request: Requested) -> CacheSafeParams | None:
+        """Return the request's snapshot if it is here already."""
+        return self._held.get(_key(request))
+
     async def get(self, request: Requested, resolve: Resolve, *, sent_at: float | None) -> CacheSafeParams:
         """Return the request's snapshot, building it if no other fork has.
 

@@ -81,7 +81,7 @@ async def explain_run(bus: Bus, run_id: str, *, pool: str, parent: bytes | None 
         )
     snapshot = await snapshot_of(request, blobs.resolve)
     turn = next((message for message in found if isinstance(message, wire.Turn) and message.turn == 1), None)
-    calls = [message for message in found if isinstance(message, wire.CallStarted) and message.turn == 1]
+    calls = [call for message in found if (call := wire.announced_call(message)) is not None and call.turn == 1]
     claims = [message for message in found if isinstance(message, wire.Claimed)]
     decisions = [call.decision for call in calls if call.decision]
     claim = claims[-1] if claims else None

@@ -54,7 +54,8 @@ async def _content(message: wire.Requested | wire.AbortEvent | wire.Report, blob
         case wire.AbortEvent():
             return {"note": message.note, "by": message.by}
         case wire.Claimed():
-            return {"daemon": message.daemon.name, "host": message.daemon.host, "workspace_id": message.workspace_id}
+            told = {"daemon": message.daemon.name, "host": message.daemon.host, "workspace_id": message.workspace_id}
+            return told if message.call is None else {**told, "call": message.call.model_dump(mode="json")}
         case wire.CallStarted():
             return {"model": message.model, "prefix": message.prefix, "decision": message.decision}
         case wire.Turn():

@@ -234,9 +234,9 @@ class RemoteRun:
                         host=message.daemon.host,
                     )
                 )
-            case wire.CallStarted() if message.decision is not None:
-                self._decision = message.decision
-                self.record.add(FanOutDecided(run_id=run_id, decision=message.decision))
+                self._decided(message)
+            case wire.CallStarted():
+                self._decided(message)
             case wire.Turn():
                 if (check := _cache_check(message)) is not None and check.broken:
                     self.record.add(CacheBreakDetected(run_id=run_id, check=check))
@@ -293,6 +293,12 @@ class RemoteRun:
             error=abort.note or None,
             abort=Abort(reason=AbortReason.PARENT, note=abort.note),
         )
+
+    def _decided(self, report: object) -> None:
+        call = wire.announced_call(report)
+        if call is not None and call.decision is not None:
+            self._decision = call.decision
+            self.record.add(FanOutDecided(run_id=self.record.run_id, decision=call.decision))
 
     async def _result(self, final: wire.Final) -> ForkResult:
         try:

@@ -41,6 +41,7 @@ __all__ = [
     "Delta",
     "Event",
     "Final",
+    "FirstCall",
     "HandedOver",
     "Message",
     "Parent",
@@ -52,6 +53,7 @@ __all__ = [
     "ToolStarted",
     "Turn",
     "Warming",
+    "announced_call",
     "decode_event",
     "decode_report",
     "encode",
@@ -239,6 +241,14 @@ class _Report(Message):
     epoch: int = Field(ge=1)
 
 
+class FirstCall(_Model):
+    """The model call that goes out along with a claim; see `CallStarted`, whose place it takes."""
+
+    model: str = ""
+    prefix: str = ""
+    decision: dict[str, Any] | None = None
+
+
 class Claimed(_Report):
     """A daemon took the run; a higher epoch takes it from a lower one."""
 
@@ -247,6 +257,8 @@ class Claimed(_Report):
     workspace_id: str | None = None
     request: int | None = None
     """Sequence of the request whose delivery is the lease; there are more where somebody asked twice."""
+    call: FirstCall | None = None
+    """The first call, where nothing stands between it and the claim."""
 
 
 class CallStarted(_Report):
@@ -263,6 +275,15 @@ class CallStarted(_Report):
     """On the first call: how the fan-out was started, and by which numbers."""
     budget: CallBudget | None = None
     """Where a budget limits the run: what was set aside for the call."""
+
+
+def announced_call(report: object) -> CallStarted | None:
+    """Return the model call that a report announces: its own, or the first one that goes out with a claim."""
+    if isinstance(report, CallStarted):
+        return report
+    if isinstance(report, Claimed) and report.call is not None:
+        return CallStarted(id=report.id, at=report.at, epoch=report.epoch, turn=1, **report.call.model_dump())
+    return None
 
 
 class Turn(_Report):
