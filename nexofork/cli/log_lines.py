@@ -89,6 +89,13 @@ def entry_line(shown: dict[str, Any], *, width: int = 160) -> str:
     return f"{shown['seq']:>8}  {at}  {shown['event']:<13}  {brief(_words(shown), width)}".rstrip()
 
 
+def _calling(call: dict[str, Any]) -> str:
+    again = f", attempt {call['attempt']}" if call["attempt"] > 1 else ""
+    decision = f", {decision_phrase(call['decision'])}" if call["decision"] else ""
+    which = f"turn {call['turn']}" if call["turn"] else "pre-warm"
+    return f"{which} by {call['model'] or 'an unnamed model'}{again}{decision}"
+
+
 def _words(shown: dict[str, Any]) -> str:
     """The part of an entry that a reader looks for first."""
     if "content_error" in shown:
@@ -97,12 +104,10 @@ def _words(shown: dict[str, Any]) -> str:
         case "requested":
             return str(shown["directive"])
         case "claimed":
-            return f"{shown['daemon']} on {shown['host']}, epoch {shown['epoch']}"
+            calling = f", {_calling({'turn': 1, 'attempt': 1, **shown['call']})}" if "call" in shown else ""
+            return f"{shown['daemon']} on {shown['host']}, epoch {shown['epoch']}{calling}"
         case "call_started":
-            again = f", attempt {shown['attempt']}" if shown["attempt"] > 1 else ""
-            decision = f", {decision_phrase(shown['decision'])}" if shown["decision"] else ""
-            which = f"turn {shown['turn']}" if shown["turn"] else "pre-warm"
-            return f"{which} by {shown['model'] or 'an unnamed model'}{again}{decision}"
+            return _calling(shown)
         case "turn":
             tools = "".join(f" [{name}]" for name in shown["tool_names"])
             return f"{shown['turn']}:{tools} {shown['text']}"
