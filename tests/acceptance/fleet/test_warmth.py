@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import CacheSafeParams, ForkParams
+from nexofork.bus.ledger import read_ledger
 from nexofork.wire import messages as wire
 from tests.support.conversation import says
 
@@ -68,6 +69,45 @@ async def test_of_nine_cold_children_on_three_hosts_one_writes(fleet: Fleet) -> 
     assert call.decision["plan"] == "leader_first"
     assert call.decision["siblings"] == 9
     assert call.decision["all_at_once"] > call.decision["leader_first"]
+
+
+async def test_a_call_that_can_go_at_once_is_announced_with_the_claim(fleet: Fleet) -> None:
+    """The second child finds snapshot and prefix ready: one message says that it is taken and calls."""
+    await fleet.daemon()
+    params = await fleet.params(says("Part 1.", DONE))
+    async with fleet.connect() as forks:
+        first = await (await forks.fork(params)).result()
+        second = await (await forks.fork(params.with_directive(says("Part 2.", DONE)))).result()
+
+    reports = await fleet.reports(second.run_id)
+    assert [report.kind for report in reports] == ["claimed", "turn", "final"]
+    call = wire.announced_call(reports[0])
+    assert call is not None
+    assert (call.turn, call.attempt, call.model) == (1, 1, second.model)
+    assert call.prefix == (await started_calls(fleet, first.run_id))[0].prefix
+    assert second.decision == call.decision
+    assert (second.decision or {})["plan"] == "all_at_once"
+
+
+async def test_a_call_announced_with_its_claim_is_booked_when_its_daemon_dies(fleet: Fleet) -> None:
+    """Nobody heard the end of it, so whoever takes the run over books it as unconfirmed."""
+    doomed = await fleet.daemon("doomed")
+    params = await fleet.params(says("Part 1.", DONE))
+    async with fleet.connect() as forks:
+        await (await forks.fork(params)).result()
+        handle = await forks.fork(params.with_directive(says("Part 2.", HELD)))
+        await fleet.sim.received(3)
+        await doomed.kill()
+        await fleet.daemon("heir")
+        fleet.sim.release("first byte")
+        result = await handle.result()
+
+    assert (result.ok, result.daemon) == (True, "heir")
+    booked = [call for call in await read_ledger(fleet.bus) if call.run_id == handle.run_id]
+    assert sorted((call.epoch, call.outcome, call.host) for call in booked) == [
+        (1, "unconfirmed", "doomed"),
+        (2, "confirmed", "heir"),
+    ]
 
 
 @pytest.mark.parametrize("skew_s", [-900.0, 900.0])
