@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nexofork.bus.failures import ConnectionLost, NoAnswer
+from nexofork.bus.failures import ConnectionLost, NoAnswer, PayloadTooLarge
 from nexofork.bus.ledger import append_calls
 from nexofork.engine.ledger import booked
 from nexofork.errors import BusError
@@ -50,6 +50,7 @@ class DaemonLedger:
         self._daemon = daemon
         self._queue: deque[BookedCall] = deque()
         self._booked = 0
+        self._most_in_one = _MOST_IN_ONE
         self._done = 0
         """How many of those booked are stored, or given up."""
         self._refused = False
@@ -110,7 +111,7 @@ class DaemonLedger:
 
     async def _write_some(self) -> bool:
         """Write one message, or wait a little because it could not be written."""
-        calls = [self._queue[index] for index in range(min(len(self._queue), _MOST_IN_ONE))]
+        calls = [self._queue[index] for index in range(min(len(self._queue), self._most_in_one))]
         before = self._done
         try:
             await append_calls(self._bus, self._daemon, calls)
@@ -118,6 +119,15 @@ class DaemonLedger:
             log.info("the ledger was not written yet: %s", exc)
             await asyncio.sleep(_RETRY_S)
             return False
+        except PayloadTooLarge as exc:
+            self._most_in_one = max(len(calls) // 2, 1)
+            if len(calls) > 1:
+                return True
+            log.warning("a call is too long for the ledger: %s", exc)
+            if self._done == before:
+                self._queue.popleft()
+                self._done += 1
+            return True
         except BusError as exc:
             self._refuse(str(exc))
             async with self._written:

@@ -191,7 +191,7 @@ class GroupBudget:
             if self._known and len(answers) < len(wishes):
                 self._known = None  # nobody waits for what has changed by now
                 return False
-            if changed is not account or self._unsure:
+            if changed is not account or self._unsure or not seq:
                 # An earlier write of ours that is still on its way cannot land behind this one.
                 entry = encode(changed.model_copy(update={"at": time.time()}))
                 seq = await store(self._bus, self._subject, entry, headers=expect_last(seq, self._subject))

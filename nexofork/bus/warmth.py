@@ -49,6 +49,8 @@ class Standing:
     """Whether this daemon writes it now."""
     warm_s: float | None = None
     """For how long it is warm, where it is."""
+    cached: bool = True
+    """Whether the response that began did read or write it."""
     waited: bool = False
     """Whether somebody else was waited for."""
 
@@ -115,11 +117,11 @@ class FleetWarmth:
             patience_s: How long a leader elsewhere may take before somebody leads beside it.
             limit_s: The longest to wait.
         """
-        await self.clock.refresh()
         news = asyncio.Event()
         self._news.setdefault(key, set()).add(news)
         try:
             async with asyncio.timeout(limit_s):
+                await self.clock.refresh()
                 return await self._claim(key, patience_s, news)
         except TimeoutError:
             return Standing(waited=True)
@@ -141,7 +143,7 @@ class FleetWarmth:
                 seen, seen_at = seq, now
             left_s = record.until - self.clock.now()
             if record.state == "warm" and left_s > 0:
-                return Standing(warm_s=left_s, waited=waited)
+                return Standing(warm_s=left_s, cached=record.cached, waited=waited)
             silence_s = seen_at + _SILENT_S - now
             slowness_s = record.since + patience_s - self.clock.now()
             if record.state != "warming" or silence_s <= 0 or slowness_s <= 0:
@@ -174,10 +176,10 @@ class FleetWarmth:
             except BusError as exc:
                 log.debug("the lead of %s was not renewed: %s", key, exc)
 
-    def warm(self, key: str, *, for_s: float, ttl_s: float) -> None:
+    def warm(self, key: str, *, for_s: float, ttl_s: float, cached: bool = True) -> None:
         """Say that a response that wrote or read the prefix began; neither waits nor raises."""
         leading = self._stop_leading(key)
-        self._begin(self._settle(key, "warm", leading, until=self.clock.now() + for_s, news_s=ttl_s / 4))
+        self._begin(self._settle(key, "warm", leading, until=self.clock.now() + for_s, news_s=ttl_s / 4, cached=cached))
 
     def release(self, key: str) -> None:
         """Say that whoever led here no longer does; neither waits nor raises."""
@@ -193,6 +195,7 @@ class FleetWarmth:
         *,
         until: float = 0.0,
         news_s: float = 0.0,
+        cached: bool = True,
     ) -> None:
         seq = leading.seq if leading is not None else None
         try:
@@ -204,7 +207,7 @@ class FleetWarmth:
                         if record.until >= until - news_s if state == "warm" else record.by != self._by:
                             return
                     try:
-                        await self._write(key, state, after=seq, until=until)
+                        await self._write(key, state, after=seq, until=until, cached=cached)
                         return
                     except WrongTip:
                         seq = None
@@ -223,9 +226,16 @@ class FleetWarmth:
             return Warming(state="cold"), stored.seq  # garbage is written over
 
     async def _write(
-        self, key: str, state: Literal["cold", "warming", "warm"], *, after: int, since: float = 0.0, until: float = 0.0
+        self,
+        key: str,
+        state: Literal["cold", "warming", "warm"],
+        *,
+        after: int,
+        since: float = 0.0,
+        until: float = 0.0,
+        cached: bool = True,
     ) -> int:
-        record = Warming(at=self.clock.now(), state=state, by=self._by, since=since, until=until)
+        record = Warming(at=self.clock.now(), state=state, by=self._by, since=since, until=until, cached=cached)
         subject = warm(key)
         return await store(self._bus, subject, encode(record), headers=expect_last(after, subject))
 

@@ -31,20 +31,22 @@ __all__ = ["cost"]
 
 _SPAN = re.compile(r"(\d{1,6})([smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_SIBLINGS_S = 3_600.0
 _NAME = 200
 """How much of a group's name the ledger keeps."""
 
 
 def moment(value: Any) -> float:
-    """Read a time: how long ago (``24h``), or in RFC 3339."""
+    """Read a time: how long ago (``24h``), a day, or in RFC 3339."""
     if found := _SPAN.fullmatch(str(value)):
         return max(time.time() - int(found[1]) * _UNIT_S[found[2]], 0.0)
     try:
-        return max(rfc3339(value), 0.0)
+        return max(rfc3339(f"{value}T00:00:00Z" if _DAY.fullmatch(str(value)) else value), 0.0)
     except click.BadParameter:
         raise click.BadParameter(
-            f"{value!r} is not a time: give how long ago, such as 90m, 24h or 7d, or one in RFC 3339, "
-            "such as 2026-05-04T10:00:00Z."
+            f"{value!r} is not a time: give how long ago, such as 90m, 24h or 7d, a day in UTC, "
+            "such as 2026-05-04, or a time in RFC 3339, such as 2026-05-04T10:00:00Z."
         ) from None
 
 
@@ -56,7 +58,9 @@ def moment(value: Any) -> float:
     show_default=True,
     help="What to add up; days are UTC.",
 )
-@click.option("--since", type=moment, metavar="WHEN", help="Only calls sent since: 24h, 7d, or a time in RFC 3339.")
+@click.option(
+    "--since", type=moment, metavar="WHEN", help="Only calls sent since: 24h, 7d, a day, or a time in RFC 3339."
+)
 @click.option("--until", type=moment, metavar="WHEN", help="Only calls sent before.")
 @click.option("--group", metavar="NAME", help="Only calls of this group.")
 @click.option("--run", "run_id", type=token, metavar="ID", help="Only calls of this run.")
@@ -93,12 +97,13 @@ async def _cost(
 ) -> int:
     listed = load_prices(prices) if prices else None
     async with open_target(target) as bus:
-        booked = await read_ledger(bus, since)
-    # What a call could have cost at least depends on its siblings, so they are left out only afterwards.
+        # What a call could have cost at least depends on its siblings, which may have been sent a little before.
+        booked = await read_ledger(bus, None if since is None else since - _SIBLINGS_S)
     calls = [
         priced
         for priced in price_calls((call for call in booked if call.pool == target.pool), listed)
-        if (until is None or priced.call.at < until)
+        if (since is None or priced.call.at >= since)
+        and (until is None or priced.call.at < until)
         and (group is None or priced.call.group == group[:_NAME])
         and (run_id is None or priced.call.run_id == run_id)
     ]

@@ -18,7 +18,7 @@ from nexofork.core.explain import explain as compare
 from nexofork.core.layout import scan_request
 from nexofork.core.reply import Reply
 from nexofork.economics.prices import model_facts
-from nexofork.errors import BadReply, BadRequestBody, ForkRefused
+from nexofork.errors import BadReply, BadRequestBody, ForkRefused, NexoforkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +77,11 @@ def _files(
     try:
         one = _sent(a, headers_a, reply_a, sent_at_a)
         other = _sent(b, headers_b, reply_b, sent_at_b)
-    except ForkRefused as exc:
+        minimum = _minimum(one.body)
+    except NexoforkError as exc:
         click.echo(f"Error: {' '.join(str(exc).split())}", err=True)
         return BAD_INPUT
-    explanation = compare(one, other, minimum_tokens=_minimum(one.body))
+    explanation = compare(one, other, minimum_tokens=minimum)
     if as_json:
         print_json(explanation.to_json())
     else:
@@ -99,7 +100,7 @@ async def _run(run_id: str, *, parent: Path | None, as_json: bool, target: Targe
     else:
         for line in run_lines(explained):
             click.echo(line)
-    return NOT_COMPLETED if explained.cause else OK
+    return NOT_COMPLETED if explained.cause not in (None, "below_minimum", "unmarked") else OK
 
 
 def _sent(name: str, headers: Sequence[tuple[str, str]], reply: Path | None, sent_at: float | None) -> Sent:

@@ -30,7 +30,9 @@ class ExplainedRun:
 
     run_id: str
     check: CacheCheck | None
-    """What the run itself found; None where it has not been answered yet."""
+    """What the run itself found; None where its first call was not answered."""
+    ended: str | None
+    """How the run ended, where it has."""
     comparison: Explanation
     """Its first request against its parent's."""
     decision: dict[str, Any] | None
@@ -100,6 +102,7 @@ async def explain_run(bus: Bus, run_id: str, *, pool: str, parent: bytes | None 
         if turn is None or turn.cache is None
         else CacheCheck.from_wire(turn.cache, Usage.from_wire(turn.usage)),
         comparison=explain(snapshot if parent is None else parent, child, minimum_tokens=minimum),
+        ended=next((message.status for message in found if isinstance(message, wire.Final)), None),
         decision=decisions[-1] if decisions else None,
         daemon=claim.daemon.name if claim else "",
         against_file=parent is not None,

@@ -43,7 +43,8 @@ def run_lines(run: ExplainedRun) -> Iterator[str]:
     """Yield the lines about a run."""
     check = run.check
     if check is None:
-        yield f"Run {run.run_id}: its first call has not been answered yet."
+        yet = "has not been answered yet" if run.ended is None else f"was never answered; it ended as {run.ended}"
+        yield f"Run {run.run_id}: its first call {yet}."
     else:
         prompt = check.read + check.written + check.fresh
         yield (

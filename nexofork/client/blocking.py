@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from nexofork.client.handle import ForkHandle
     from nexofork.engine.events import ForkEvent
+    from nexofork.engine.ledger import MemoryLedger
     from nexofork.engine.params import ForkParams
     from nexofork.engine.result import ForkResult, ForkStatus
 
@@ -92,6 +93,14 @@ class BlockingForkSubagent:
         self._thread: threading.Thread | None = None
         self._living: Future[None] | None = None
         self._open: _Open | None = None
+
+    @property
+    def ledger(self) -> MemoryLedger:
+        """Every model call of forks in this process; a fleet keeps its own, which ``nexofork cost`` reads."""
+        forks = self._opened().forks
+        if not isinstance(forks, DefaultForkSubagent):
+            raise ForkRefused("A fleet keeps its ledger in NATS: read it with `nexofork cost`.")
+        return forks.ledger
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()

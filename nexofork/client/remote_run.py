@@ -311,8 +311,11 @@ class RemoteRun:
                 label=self.record.label,
                 directive="",
                 model="",
-                status=ForkStatus(final.status) if final.status in set(ForkStatus) else ForkStatus.FAILED,
-                end=final.status,
+                # Whoever counts on a completed run counts on its result.
+                status=ForkStatus.FAILED
+                if final.status not in set(ForkStatus) - {ForkStatus.COMPLETED}
+                else ForkStatus(final.status),
+                end="result_lost",
                 error=f"The run ended as {final.status}, but its result is not to be had: {exc}",
             )
 

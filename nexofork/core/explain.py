@@ -32,7 +32,6 @@ _SHOWN_BYTES = 72
 _SOON_S = 10.0
 """Within this time after the parent's request its response may not have begun."""
 _TOLD_BY_API = frozenset({"model", "tools", "system", "messages"})
-_HARMLESS = frozenset({"unmarked", "below_minimum"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +61,8 @@ class Finding:
     """A stable short name: the one that the warning on a run has."""
     says: str
     todo: str = ""
+    harmless: bool = False
+    """Whether nothing that was cached is lost by it: there was nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class Explanation:
     @property
     def loses(self) -> bool:
         """Whether anything that was cached cannot be read."""
-        return any(finding.cause not in _HARMLESS for finding in self.findings)
+        return any(not finding.harmless for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON values."""
@@ -154,11 +155,11 @@ def explain(
         findings += timed
         kept = 0
     if findings and other.usage and other.usage.prompt_tokens:
-        kept = min(scale.cached, other.usage.cache_read_tokens)
+        kept = max(min(scale.cached, other.usage.cache_read_tokens), 0)
     findings += _ttl(markings, reading)
     dimensions = [difference.dimension for difference in found]
     dimensions += [name for name in ("ttl", "workspace") if any(name in finding.cause for finding in findings)]
-    lost = scale.cached - kept if findings and findings[0].cause not in _HARMLESS else 0
+    lost = scale.cached - kept if findings and not findings[0].harmless else 0
     return Explanation(
         divergence=divergence,
         findings=tuple(findings),
@@ -275,6 +276,7 @@ def _markers(a: Markings, b: Markings, ours: Side, scale: _Scale, minimum_tokens
             cause="unmarked",
             says="The first has no cache_control, so it left nothing to read.",
             todo="Mark the parent's last block.",
+            harmless=True,
         )
         return
     if minimum_tokens is not None and scale.cached < minimum_tokens:
@@ -283,6 +285,7 @@ def _markers(a: Markings, b: Markings, ours: Side, scale: _Scale, minimum_tokens
             says=f"The first's prefix of about {scale.cached:,} tokens is shorter than the {minimum_tokens:,} that "
             f"{ours.layout.model} caches.",
             todo="Nothing is lost; so short a context is not worth sharing.",
+            harmless=True,
         )
         return
     entries = {*a.held, a.write.position}

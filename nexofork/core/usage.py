@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Usage"]
 
+_MOST_TOKENS = 10**100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
@@ -60,7 +62,8 @@ class Usage:
 
         def count(key: str, default: int, source: Mapping[str, Any] = usage) -> int:
             value = source.get(key)
-            return value if isinstance(value, int) else default
+            # A count that no call can have is as good as none.
+            return value if isinstance(value, int) and abs(value) <= _MOST_TOKENS else default
 
         split = usage.get("cache_creation")
         if isinstance(split, dict):

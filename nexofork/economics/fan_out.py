@@ -60,6 +60,7 @@ class Decision:
     why: str
     """In words; percentages are of the input bill."""
     siblings: int
+    """How many children were planned for; 2 where nobody counted."""
     shared_tokens: int
     warm_tokens: int
     all_at_once: float
@@ -87,9 +88,11 @@ def decide(fan_out: FanOut, *, asked_for: WarmUp = "auto") -> Decision:
         fan_out: What is known about it.
         asked_for: What the caller wants; ``auto`` leaves it to the price.
     """
-    children = max(fan_out.siblings or 0, 2)
+    plan, why = _by_price(fan_out, *_bills(fan_out, max(fan_out.siblings or 0, 2)))
+    if fan_out.siblings == 1 and plan != "all_at_once":
+        plan, why = "leader_first", "it is alone, and leads for whoever may come"
+    children = fan_out.siblings or 2
     at_once, leader, prewarm = _bills(fan_out, children)
-    plan, why = _by_price(fan_out, at_once, leader, prewarm)
     if asked_for != "auto":
         plan, why = asked_for, "as asked for"
         if plan == "prewarm" and prewarm is None:

@@ -30,6 +30,8 @@ __all__ = [
 BYTES_PER_TOKEN = 4.0
 SMALLEST_MINIMUM = 512
 """The shortest prefix that is cached on any model; to go by where the model's own is not known."""
+_AHEAD_S = 60.0
+"""How far a clock may be ahead; a call later than that was not sent."""
 _EXPIRING_S = 10.0
 """An entry that lives no longer than this may be gone before a child gets there."""
 _MOST_TOKENS = 100_000_000
@@ -105,7 +107,9 @@ def cache_state(snapshot: CacheSafeParams, *, now: float) -> CacheState:
     ttl = snapshot.write.ttl
     if ttl == "1h" and usage.cache_write_5m_tokens and not usage.cache_write_1h_tokens:
         ttl = "5m"  # something between the parent and the provider removed the ttl
-    left_s = snapshot.sent_at + TTL_S[ttl] - now
+    if snapshot.sent_at > now + _AHEAD_S:
+        return cold(f"the parent's call is said to be sent {snapshot.sent_at - now:,.0f} s from now")
+    left_s = min(snapshot.sent_at, now) + TTL_S[ttl] - now
     if left_s < _EXPIRING_S:
         return cold(f"the parent's call was sent {now - snapshot.sent_at:,.0f} s ago and its entry lives for {ttl}")
     return CacheState(tokens=cached, why=f"the parent's entry lives for another {min(left_s, TTL_S[ttl]):,.0f} s")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "FreePurse", "LocalTill", "Purse", "Reservation", "RunPurse", "Till", "check_budgets", "cost_of"]
 
+_MOST = int(sys.float_info.max)
 WAIT_S = 600.0
 """How long a call waits for others to settle: as long as the longest of them may take."""
 
@@ -42,8 +43,12 @@ class Budget:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ForkRefused(f"A budget's {name} is {value!r}; give a number above 0, or leave it out.")
-            if not (math.isfinite(value) and value > 0):
-                raise ForkRefused(f"A budget's {name} is {value}; give a number above 0, or leave it out.")
+            if not 0 < value <= _MOST:
+                raise ForkRefused(
+                    f"A budget's {name} is {value:.6g}; give a number above 0, or leave it out."
+                    if isinstance(value, float) or abs(value) <= _MOST
+                    else f"A budget's {name} is far too large."
+                )
         if self.tokens is not None and not isinstance(self.tokens, int):
             raise ForkRefused(f"A budget's tokens is {self.tokens}; give a whole number.")
         if self.usd is None and self.tokens is None:
@@ -62,8 +67,8 @@ class Reservation(Protocol):
     def record(self) -> CallBudget | None:
         """What the log keeps of it; None where nothing is limited."""
 
-    def settle(self, usage: Usage | None) -> None:
-        """Say what the call cost: nothing (an empty usage), so much, or None where that cannot be known."""
+    def settle(self, usage: Usage, *, at_least_reserved: bool = False) -> None:
+        """Say what the call cost: nothing (an empty usage), so much, or at least what was set aside."""
 
 
 class Purse(Protocol):
@@ -93,7 +98,7 @@ class Till(Protocol):
 class _Nothing:
     record = None
 
-    def settle(self, usage: Usage | None) -> None:
+    def settle(self, usage: Usage, *, at_least_reserved: bool = False) -> None:
         pass
 
 
@@ -193,8 +198,11 @@ class _Held:
         self._tills = tills
         self._cost = cost
 
-    def settle(self, usage: Usage | None) -> None:
-        actual = None if usage is None else self._cost(usage)
+    def settle(self, usage: Usage, *, at_least_reserved: bool = False) -> None:
+        actual = self._cost(usage)
+        if at_least_reserved:
+            held = self.record.reserved
+            actual = Amount(tokens=max(actual.tokens, held.tokens), usd=max(actual.usd, held.usd))
         for till in self._tills:
             till.settle(self.record.key, actual)
 

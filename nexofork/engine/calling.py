@@ -197,6 +197,7 @@ class ModelCalls:
         try:
             reply, retries = await self._stream(request, await self._reserve(0, request), lead)
         except ProviderError as exc:
+            self._progress.cut_off()  # what began was billed, and is not the next call's
             self._progress.decision = {**(self._progress.decision or {}), "prewarm_failed": str(exc)}
             return
         self._progress.calls.append(
@@ -261,7 +262,8 @@ class ModelCalls:
                 ttl=self._ttl,
             )
         )
-        attempt.reservation.settle(None if outcome == "unconfirmed" else usage or Usage())
+        unknown = outcome == "unconfirmed" or (outcome == "confirmed" and not (usage and usage.prompt_tokens))
+        attempt.reservation.settle(usage or Usage(), at_least_reserved=unknown)
 
     async def _stream(self, request: ModelRequest, attempt: _Attempt, lead: Lead | None) -> tuple[Reply, int]:
         try:
@@ -331,8 +333,10 @@ class ModelCalls:
         )
         if lead is None:
             return
-        lead.began(TTL_S[self._ttl])
-        uncached = started.usage.prompt_tokens - started.usage.cache_read_tokens
+        usage = started.usage
+        cached = usage.cache_read_tokens + usage.cache_write_tokens
+        lead.began(TTL_S[self._ttl], cached=2 * cached > usage.prompt_tokens)
+        uncached = usage.prompt_tokens - usage.cache_read_tokens
         self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at, prewarm=attempt.turn == 0)
         if attempt.turn == 0:
             return

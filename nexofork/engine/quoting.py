@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nexofork.core.markers import TTL_S
 from nexofork.core.usage import Usage
+from nexofork.economics.outlook import is_billed
 from nexofork.economics.prices import model_facts
 from nexofork.engine.budget import cost_of
 from nexofork.engine.outlook import ttl_of, warm_tokens
@@ -97,7 +98,7 @@ class CallQuotes:
     def _parents_bill(self) -> tuple[int, int]:
         """Return how many tokens the parent was billed for, and for how many bytes."""
         snapshot = self._params.cache_safe
-        billed = snapshot.reply.usage.prompt_tokens if snapshot.reply else 0
+        billed = snapshot.reply.usage.prompt_tokens if snapshot.reply and is_billed(snapshot) else 0
         if not billed or set(self._params.overrides.request) - {"max_tokens"}:
             return 0, 0
         return billed, len(snapshot.body)
@@ -119,7 +120,11 @@ class CallQuotes:
 
     def _answer_tokens(self) -> int:
         asked = self._params.overrides.request.get("max_tokens", self._params.cache_safe.field("max_tokens"))
-        return asked if isinstance(asked, int) and asked > 0 else 0
+        return min(asked, _MOST_ANSWERED) if isinstance(asked, int) and asked > 0 else 0
+
+
+_MOST_ANSWERED = 10**9
+"""No model answers more, whatever it is asked for."""
 
 
 def _dense(size_bytes: int) -> int:

@@ -66,7 +66,7 @@ class CallRecord:
     def from_wire(cls, data: Mapping[str, Any]) -> CallRecord:
         """Read what `to_wire` wrote."""
         return cls(
-            turn=data["turn"],
+            turn=data.get("turn", 0),  # a pre-warm is turn 0, which is left out as empty
             message_id=data.get("message_id", ""),
             usage=Usage.from_wire(data),
             stop_reason=data.get("stop_reason"),

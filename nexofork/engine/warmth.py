@@ -48,6 +48,10 @@ class Claim(Protocol):
         """For how long the prefix is warm, where it is."""
 
     @property
+    def cached(self) -> bool:
+        """Whether the responses that began did read or write it."""
+
+    @property
     def waited(self) -> bool:
         """Whether somebody else was waited for."""
 
@@ -64,7 +68,7 @@ class Board(Protocol):
             limit_s: The longest to wait.
         """
 
-    def warm(self, key: str, *, for_s: float, ttl_s: float) -> None:
+    def warm(self, key: str, *, for_s: float, ttl_s: float, cached: bool) -> None:
         """Say that a response that wrote or read the prefix began; neither waits nor raises."""
 
     def release(self, key: str) -> None:
@@ -76,6 +80,10 @@ class _Prefix:
     leader: Lead | None = None
     led_since: float = 0.0
     warm_until: float = 0.0
+    waiting: int = 0
+    """How many hold it while they wait; its name is not forgotten meanwhile."""
+    cached: bool = True
+    """Whether the responses that began did read or write it; else nobody waits, and nobody counts on it either."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def announce(self) -> None:
@@ -95,9 +103,9 @@ class Lead:
         self.waited_s = waited_s
         """How long this call waited for another."""
 
-    def began(self, ttl_s: float) -> None:
+    def began(self, ttl_s: float, *, cached: bool = True) -> None:
         """The response began: the entry is there, for `ttl_s` from when the call was sent."""
-        self._warmth._warm(self, until=self.sent_at + ttl_s - _EXPIRING_S, ttl_s=ttl_s)
+        self._warmth._warm(self, until=self.sent_at + ttl_s - _EXPIRING_S, ttl_s=ttl_s, cached=cached)
 
     def pauses(self, delay_s: float) -> None:
         """The call failed and is tried again after a while; a long one is not for others to wait for."""
@@ -131,7 +139,7 @@ class Warmth:
     def is_warm(self, key: str) -> bool:
         """Whether a response that wrote or read the prefix has begun here, within its TTL."""
         prefix = self._prefixes.get(key)
-        return prefix is not None and prefix.warm_until > self._now()
+        return prefix is not None and prefix.cached and prefix.warm_until > self._now()
 
     async def enter(self, key: str, decision: Decision) -> Lead:
         """Return leave to call: at once where nobody has to wait, else when the leader's response begins."""
@@ -155,7 +163,11 @@ class Warmth:
                     await self._ask_fleet(self._board, lead, prefix, patience_s=patience_s, limit_s=left_s)
                 return lead
             waited_from = asked_at
-            await _until(prefix.changed, min(left_s, slow_s))
+            prefix.waiting += 1
+            try:
+                await _until(prefix.changed, min(left_s, slow_s))
+            finally:
+                prefix.waiting -= 1
         return self._lead(key, "follower", waited_from)
 
     async def _ask_fleet(self, board: Board, lead: Lead, prefix: _Prefix, *, patience_s: float, limit_s: float) -> None:
@@ -173,6 +185,7 @@ class Warmth:
             return
         if claim.warm_s is not None:
             prefix.warm_until = max(prefix.warm_until, lead.sent_at + claim.warm_s)
+            prefix.cached = claim.cached
         lead.role = "alone" if claim.warm_s is None else "follower"
         if prefix.leader is lead:
             prefix.leader = None
@@ -182,15 +195,16 @@ class Warmth:
         now = self._now()
         return Lead(self, key, role=role, sent_at=now, waited_s=0.0 if waited_from is None else now - waited_from)
 
-    def _warm(self, lead: Lead, *, until: float, ttl_s: float) -> None:
+    def _warm(self, lead: Lead, *, until: float, ttl_s: float, cached: bool) -> None:
         prefix = self._prefixes.setdefault(lead.key, _Prefix())
+        prefix.cached = cached
         known_until, prefix.warm_until = prefix.warm_until, max(prefix.warm_until, until)
         if prefix.leader is lead:
             prefix.leader = None
         prefix.announce()
         # Others are told of what is news to them: the first byte, and later that the entry lives on.
         if self._board is not None and (lead.role == "leader" or known_until - self._now() < ttl_s / 2):
-            self._board.warm(lead.key, for_s=until - self._now(), ttl_s=ttl_s)
+            self._board.warm(lead.key, for_s=until - self._now(), ttl_s=ttl_s, cached=cached)
 
     def _leave(self, lead: Lead) -> None:
         prefix = self._prefixes.get(lead.key)
@@ -202,9 +216,12 @@ class Warmth:
             self._board.release(lead.key)
 
     def _forget_expired(self, now: float) -> None:
-        gone = [key for key, prefix in self._prefixes.items() if not prefix.leader and prefix.warm_until <= now]
+        gone = [
+            key
+            for key, prefix in self._prefixes.items()
+            if not (prefix.leader or prefix.waiting) and prefix.warm_until <= now
+        ]
         for key in gone:
-            # Waiters hold the prefix itself; only the name is forgotten.
             del self._prefixes[key]
 
 

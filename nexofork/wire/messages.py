@@ -384,6 +384,8 @@ class Warming(Message):
     """When the one who is writing it took the lead."""
     until: float = 0.0
     """When the entry ends, unless somebody reads it before."""
+    cached: bool = True
+    """Whether the response that began read or wrote it; else nobody has to wait, and nobody may count on it."""
 
 
 Event: TypeAlias = Annotated[Requested | AbortEvent, Field(discriminator="kind")]

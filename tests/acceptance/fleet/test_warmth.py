@@ -71,6 +71,22 @@ async def test_of_nine_cold_children_on_three_hosts_one_writes(fleet: Fleet) -> 
     assert call.decision["all_at_once"] > call.decision["leader_first"]
 
 
+async def test_a_prewarm_is_one_write_for_three_hosts(fleet: Fleet) -> None:
+    """Every child reads it, and the leader's result has it on its bill."""
+    await fleet.daemons(3, slots=4)
+    params = ForkParams(cache_safe=await cold(fleet), prompt_messages="", warm_up="prewarm")
+    async with fleet.connect() as forks:
+        handles = await forks.fork_each(params, [says(f"Part {n}.", {**DONE, "delay_s": 0.1}) for n in range(6)])
+        results = [await handle.result() for handle in handles]
+
+    assert [result.error for result in results] == [None] * 6
+    prewarm, *others = children(fleet)
+    assert (prewarm.prewarm, prewarm.write_5m > 5_000) == (True, True)
+    assert [record.write_5m for record in others] == [0] * 6
+    (leader,) = [result for result in results if result.calls[0].turn == 0]
+    assert leader.usage.cache_write_tokens == prewarm.write_5m
+
+
 async def test_a_call_that_can_go_at_once_is_announced_with_the_claim(fleet: Fleet) -> None:
     """The second child finds snapshot and prefix ready: one message says that it is taken and calls."""
     await fleet.daemon()

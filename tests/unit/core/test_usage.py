@@ -106,3 +106,8 @@ def test_wire_form_keeps_every_count(usage: Usage) -> None:
 
     assert Usage.from_wire(wire) == usage
     assert wire["cache_creation_input_tokens"] == usage.cache_write_tokens
+
+
+def test_a_count_that_no_call_can_have_is_as_good_as_none() -> None:
+    """Arithmetic goes on with what is left."""
+    assert Usage.from_wire({"input_tokens": 10**400, "output_tokens": 7}) == Usage(output_tokens=7)

@@ -136,3 +136,12 @@ def test_whoever_does_not_wait_pays_at_most_two_percent_more(
     assert decision.leader_first <= decision.all_at_once * (1 + 1e-9)
     if decision.plan == "all_at_once":
         assert decision.all_at_once <= decision.leader_first * (1 + WORTH_WAITING) + 1e-12
+
+
+def test_a_lone_child_is_not_told_that_waiting_saves_anything() -> None:
+    """It leads at no cost to itself, and its decision says one child."""
+    decision = decide(fan_out(siblings=1, warm_tokens=0))
+
+    assert (decision.plan, decision.siblings) == ("leader_first", 1)
+    assert decision.all_at_once == decision.leader_first
+    assert "alone" in decision.why

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
-from nexofork.engine.outlook import FirstByteTimes
+from nexofork import CacheSafeParams, Reply
+from nexofork.core.usage import Usage
+from nexofork.engine.outlook import FirstByteTimes, warm_tokens
+from tests.support.conversation import request
 
 MODEL = "claude-sonnet-5"
 
@@ -37,3 +43,16 @@ def test_a_pre_warm_is_another_kind_of_call() -> None:
     times.saw(MODEL, 20_000, 9.0, prewarm=True)
 
     assert times.expected_s(MODEL, 20_000) == times.expected_s("claude-opus-5", 20_000, prewarm=True) < 9
+
+
+def test_a_call_that_is_yet_to_be_sent_left_nothing() -> None:
+    """A parent's time far in the future is no reason to count on its cache; a little is a clock that is off."""
+    known = replace(
+        CacheSafeParams.from_parent_request(json.dumps(request()).encode(), sent_at=1_000.0),
+        reply=replace(
+            Reply.from_response(b'[{"type":"text","text":"I fork."}]'), usage=Usage(cache_write_5m_tokens=5_000)
+        ),
+    )
+
+    assert warm_tokens(known, now=1_000.0 - 30) == 5_000
+    assert warm_tokens(known, now=1_000.0 - 86_400) == 0

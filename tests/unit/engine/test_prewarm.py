@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nexofork import ForkResult
 from nexofork.core.prompt import ForkBase
 from nexofork.core.snapshot import CacheSafeParams
 from tests.support.conversation import request, says, text
@@ -47,6 +48,7 @@ async def test_a_prewarm_is_part_of_its_leaders_bill(
     result = await (await forks.fork(fork(snapshot, llm, says("A.", DONE), warm_up="prewarm"))).result()
 
     assert [call.turn for call in result.calls] == [0, 1]
+    assert ForkResult.from_wire(result.to_wire()).calls == result.calls
     assert result.turns == 1
     assert result.usage.cache_write_tokens == sim.log[1].write_5m > 0
     assert result.decision is not None

@@ -175,3 +175,19 @@ async def test_no_call_of_a_fork_costs_more_than_was_quoted(
         amount = again.quote(number + 1, size_bytes=record.body_bytes, calls=calls[:number], is_warm=False)
         assert bills[number].prompt_tokens + bills[number].output_tokens <= amount.tokens
         assert record.price_usd <= amount.usd <= 12 * record.price_usd
+
+
+def test_a_bill_that_cannot_be_is_no_bill() -> None:
+    """A negative count would switch every budget off; it is counted by bytes instead."""
+    params = ForkParams(cache_safe=snapshot(bill=Usage(input_tokens=-1_000_000)), prompt_messages="Look.")
+
+    assert first(params)[0] > 10_000
+
+
+def test_an_absurd_max_tokens_is_quoted_as_very_much() -> None:
+    """Whatever number the parent asks for, the quote is one that can be compared."""
+    body = json.dumps(request(max_tokens=10**400)).encode()
+    tokens, usd = first(ForkParams(cache_safe=CacheSafeParams.from_parent_request(body), prompt_messages="Look."))
+
+    assert 10**9 <= tokens < 10**10
+    assert usd > 1_000

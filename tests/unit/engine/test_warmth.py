@@ -216,3 +216,28 @@ async def test_prefixes_are_led_independently() -> None:
 
     async with asyncio.timeout(5):
         assert (await warmth.enter("other", LEADER_FIRST)).role == "leader"
+
+
+async def test_a_prefix_that_the_provider_does_not_cache_is_not_waited_for_nor_counted_on() -> None:
+    """Its first response says so: later children start at once, and are quoted the full price."""
+    warmth = Warmth()
+    (await warmth.enter("prefix", LEADER_FIRST)).began(ttl_s=300.0, cached=False)
+
+    assert not warmth.is_warm("prefix")
+    assert (await warmth.enter("prefix", LEADER_FIRST)).role == "follower"
+
+
+async def test_a_leader_that_leaves_while_others_come_leaves_one_leader() -> None:
+    """Who waited and who comes in the same moment agree on the prefix."""
+    warmth = Warmth()
+    first = await warmth.enter("prefix", LEADER_FIRST)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(warmth.enter("prefix", LEADER_FIRST)) for _ in range(2)]
+        await asyncio.sleep(0)
+        first.gave_up()
+        waiting.append(tasks.create_task(warmth.enter("prefix", LEADER_FIRST)))
+        (leader,), _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert leader.result().role == "leader"
+        leader.result().began(ttl_s=300.0)
+
+    assert sorted(task.result().role for task in waiting) == ["follower", "follower", "leader"]
