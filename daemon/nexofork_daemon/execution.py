@@ -139,8 +139,14 @@ class Execution:
             self._budget = self._host.purses.of_run(request, self.run_id, state)
             self._ledger = self._opened(request, state)
             journal = await self._claimed(request, state)
-            if journal is not None:
-                await self._owned(request, state, journal)
+            if journal is None:
+                return
+            if state.epoch:
+                # Until our claim stood there, a daemon that was slow and not dead could still write.
+                state = replace(await self._state(), epoch=state.epoch)
+                self._budget = self._host.purses.of_run(request, self.run_id, state)
+                self._ledger = self._opened(request, state)
+            await self._owned(request, state, journal)
         finally:
             deaf()
             await subscription.unsubscribe()
