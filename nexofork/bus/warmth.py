@@ -82,6 +82,7 @@ class FleetWarmth:
         self._tasks: asyncio.TaskGroup | None = None
         self._subscription: Subscription | None = None
         self._deaf: Callable[[], None] = _nothing
+        self._told: Callable[[str, float, bool], None] = _unheard
 
     async def __aenter__(self) -> Self:
         """Listen for what becomes of prefixes.
@@ -176,6 +177,10 @@ class FleetWarmth:
             except BusError as exc:
                 log.debug("the lead of %s was not renewed: %s", key, exc)
 
+    def listen(self, told: Callable[[str, float, bool], None]) -> None:
+        """Tell of every prefix that becomes warm anywhere: its key, for how long, and whether it is cached."""
+        self._told = told
+
     def warm(self, key: str, *, for_s: float, ttl_s: float, cached: bool = True) -> None:
         """Say that a response that wrote or read the prefix began; neither waits nor raises."""
         leading = self._stop_leading(key)
@@ -252,8 +257,16 @@ class FleetWarmth:
         return self._tasks.create_task(work)
 
     def _heard(self, msg: Msg) -> None:
-        for news in self._news.get(msg.subject.rpartition(".")[2], ()):
+        key = msg.subject.rpartition(".")[2]
+        for news in self._news.get(key, ()):
             news.set()
+        try:
+            record = Warming.model_validate_json(msg.data)
+        except ValidationError:
+            return
+        left_s = record.until - self.clock.now()
+        if record.state == "warm" and left_s > 0:
+            self._told(key, left_s, record.cached)
 
     def _wake_all(self) -> None:
         for waiting in self._news.values():
@@ -262,6 +275,10 @@ class FleetWarmth:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _unheard(key: str, for_s: float, cached: bool) -> None:
     pass
 
 

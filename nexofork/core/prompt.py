@@ -168,6 +168,8 @@ class ChildPrompt:
         self._own_write: int | None = None
         self.ttl: str | None = None
         """How long this child's entries shall live; None is as long as the parent's."""
+        self.writes_tail = True
+        """Whether the first call writes what siblings share behind the parent's entry."""
         self.turns = 0
         """How many replies were added."""
 
@@ -190,7 +192,7 @@ class ChildPrompt:
         plan = plan_markers(
             self._base.markings,
             tail=[block.takes_marker for message in self._tail for block in message.blocks],
-            shared_end=self._base.shared_end,
+            shared_end=self._base.shared_end if self.writes_tail or self.turns else None,
             own_write=self._own_write,
             growing=self.turns > 0,
         )

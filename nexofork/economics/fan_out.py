@@ -70,6 +70,8 @@ class Decision:
     """None where the request does not allow one."""
     first_byte_s: float
     """How long everybody but the leader is expected to wait, if they do."""
+    writes_tail: bool = True
+    """Whether first calls write what the children share behind the parent's entry; unwritten it has the plain price."""
     ttl: str | None = None
     """How long what the child writes shall live, where that is not as long as the parent's entries."""
 
@@ -77,6 +79,8 @@ class Decision:
         """Return the decision as JSON values, without what does not apply."""
         idle = ("prewarm", "first_byte_s") if self.plan == "all_at_once" else ()
         plain = {name: value for name, value in asdict(self).items() if value is not None and name not in idle}
+        if self.writes_tail:
+            del plain["writes_tail"]
         rounded = {name: float(f"{value:.4g}") for name, value in plain.items() if isinstance(value, float)}
         return plain | rounded
 
@@ -89,6 +93,10 @@ def decide(fan_out: FanOut, *, asked_for: WarmUp = "auto") -> Decision:
         asked_for: What the caller wants; ``auto`` leaves it to the price.
     """
     plan, why = _by_price(fan_out, *_bills(fan_out, max(fan_out.siblings or 0, 2)))
+    writes_tail = True
+    if plan != "all_at_once" and asked_for == "auto" and _tail_is_small(fan_out):
+        # An entry of an hour costs so much to write that the tail is cheaper unwritten: then nobody has to wait either.
+        plan, why, writes_tail = "all_at_once", "the tail is small, and cheaper unwritten than waited for", False
     if fan_out.siblings == 1 and plan != "all_at_once":
         plan, why = "leader_first", "it is alone, and leads for whoever may come"
     children = fan_out.siblings or 2
@@ -110,6 +118,7 @@ def decide(fan_out: FanOut, *, asked_for: WarmUp = "auto") -> Decision:
         leader_first=leader,
         prewarm=prewarm,
         ttl="5m" if alone_in_the_cold and fan_out.ttl == "1h" else None,
+        writes_tail=writes_tail,
         first_byte_s=fan_out.prewarm_s if plan == "prewarm" and fan_out.prewarm_s is not None else fan_out.leader_s,
     )
 
@@ -124,6 +133,16 @@ def _bills(fan_out: FanOut, children: int) -> tuple[float, float, float | None]:
     reader = fan_out.shared_tokens * read
     prewarm = None if fan_out.prewarm_s is None else writer + children * (reader + own)
     return children * (writer + own), writer + own + (children - 1) * (reader + own), prewarm
+
+
+def _tail_is_small(fan_out: FanOut) -> bool:
+    """Whether a child behind a warm parent may pay the plain price for the tail, however many there are."""
+    if not 0 < fan_out.warm_tokens < fan_out.shared_tokens:
+        return False
+    fresh, read = (fan_out.price.input, fan_out.price.read) if fan_out.price else (1.0, 0.1)
+    own = fan_out.own_tokens * fresh
+    loose = fan_out.warm_tokens * read + (fan_out.shared_tokens - fan_out.warm_tokens) * fresh + own
+    return loose <= (fan_out.shared_tokens * read + own) * (1 + WORTH_WAITING)
 
 
 def _by_price(fan_out: FanOut, at_once: float, leader: float, prewarm: float | None) -> tuple[Plan, str]:

@@ -102,6 +102,8 @@ class Forecast:
             total += self._child(writer, leader)
         if self.cached and plan == "prewarm":
             total += self.tariff.bill([part(read=self.warm, written=self.shared - self.warm, ttl=self.ttl)])
+        if plan == "all_at_once" and not self.decide(counts.total()).writes_tail:
+            writer = "loose"
         role = "uncached" if not self.cached else writer if plan == "all_at_once" else "reader"
         for tokens, children in counts.items():
             total += self._child(role, tokens) * children
@@ -149,6 +151,7 @@ class Forecast:
             return min(fresh, self._conversation(first, self.ttl), key=lambda bill: bill.input_cost)
         counts = {
             "lone": {"written": self.shared, "fresh": own},
+            "loose": {"read": self.warm, "fresh": self.shared - self.warm + own},
             "writer": {"read": self.warm, "written": self.shared - self.warm, "fresh": own},
             "reader": {"read": self.shared, "fresh": own},
             "uncached": {"fresh": self.shared + own},

@@ -183,6 +183,7 @@ class ModelCalls:
         self._progress.decision = decision.to_json()
         self._emit(FanOutDecided(run_id=self._run_id, decision=self._progress.decision))
         self._prompt.ttl = decision.ttl
+        self._prompt.writes_tail = decision.writes_tail
         lead = await warmth.enter(self._prefix, decision)
         self._progress.decision["role"] = lead.role
         if lead.waited_s > 0:
@@ -335,7 +336,8 @@ class ModelCalls:
             return
         usage = started.usage
         cached = usage.cache_read_tokens + usage.cache_write_tokens
-        lead.began(TTL_S[self._ttl], cached=2 * cached > usage.prompt_tokens)
+        if self._prompt.writes_tail:
+            lead.began(TTL_S[self._ttl], cached=2 * cached > usage.prompt_tokens)
         uncached = usage.prompt_tokens - usage.cache_read_tokens
         self._warmth.times.saw(self._params.model, uncached, time.time() - attempt.sent_at, prewarm=attempt.turn == 0)
         if attempt.turn == 0:

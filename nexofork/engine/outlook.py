@@ -48,7 +48,9 @@ class FirstByteTimes:
 def prefix_key(params: ForkParams, base: ForkBase) -> str:
     """Name the prefix that a fork shares with its siblings: by workspace, cache key and content."""
     snapshot = params.cache_safe
-    parts = json.dumps([snapshot.workspace_id or "", snapshot.cache_key_hash, params.model, base.digest])
+    # Whoever is billed reads its own workspace's entries; until a response has told, the parent's word counts.
+    workspace = (params.llm.workspace_id if params.llm else None) or snapshot.workspace_id or ""
+    parts = json.dumps([workspace, snapshot.cache_key_hash, params.model, base.digest])
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 

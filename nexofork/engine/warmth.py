@@ -27,7 +27,7 @@ __all__ = ["Board", "Claim", "Lead", "Role", "Warmth"]
 Role: TypeAlias = Literal["leader", "follower", "alone", "free"]
 """``free``: nobody waits here. ``alone``: waited until the deadline, and then went without."""
 
-_LEAST_PATIENCE_S = 5.0
+_LEAST_PATIENCE_S = 10.0
 _PATIENCE = 4.0
 """How many times the expected first-byte time a leader is given before another one leads beside it."""
 _EXPIRING_S = 5.0
@@ -67,6 +67,9 @@ class Board(Protocol):
             patience_s: How long a leader elsewhere may take before somebody leads beside it.
             limit_s: The longest to wait.
         """
+
+    def listen(self, told: Callable[[str, float, bool], None]) -> None:
+        """Tell of every prefix that becomes warm anywhere: its key, for how long, and whether it is cached."""
 
     def warm(self, key: str, *, for_s: float, ttl_s: float, cached: bool) -> None:
         """Say that a response that wrote or read the prefix began; neither waits nor raises."""
@@ -135,6 +138,15 @@ class Warmth:
         self._board = board
         self._now = now
         self._prefixes: dict[str, _Prefix] = {}
+        if board is not None:
+            board.listen(self._told)
+
+    def _told(self, key: str, for_s: float, cached: bool) -> None:
+        """Start whoever waits here for a leader that was overtaken by another host's."""
+        prefix = self._prefixes.get(key)
+        if prefix is not None:
+            prefix.warm_until, prefix.cached = max(prefix.warm_until, self._now() + for_s), cached
+            prefix.announce()
 
     def is_warm(self, key: str) -> bool:
         """Whether a response that wrote or read the prefix has begun here, within its TTL."""

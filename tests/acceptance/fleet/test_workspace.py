@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nexofork import ForkStatus
+from nexofork import ForkParams, ForkStatus
 from nexofork.bus.blobs import BlobStore
 from nexofork.bus.jetstream import store
 from nexofork.bus.run_log import RunLog
@@ -39,6 +40,26 @@ async def test_the_first_response_of_a_foreign_workspace_is_named_and_the_daemon
     assert {(result.status, result.daemon) for result in results} == {(ForkStatus.COMPLETED, "right")}
     assert all(result.attempts == 1 for result in results)
     assert sum(record.workspace == "wrkspc_other" for record in fleet.sim.log) == 1
+
+
+async def test_warmth_in_another_workspace_is_not_counted_on(fleet: Fleet) -> None:
+    """Once a daemon knows whom it bills, it shares a board's word only with daemons of the same workspace."""
+    await fleet.daemon("right")
+    await fleet.daemon("foreign", key=OTHER)
+    snapshot = replace(await fleet.snapshot(), workspace_id=None, sent_at=None)
+    params = ForkParams(cache_safe=snapshot, prompt_messages="x", allow_cache_break=True)
+    slow = {"text": DONE, "delay_s": 0.3}
+    async with fleet.connect() as forks:
+        learning = await forks.fork_each(params, [says(f"apple {n}", slow) for n in range(20)])
+        assert {(await handle.result()).daemon for handle in learning} == {"right", "foreign"}
+        before = fleet.sim.request_count
+        other = replace(params, cache_safe=await fleet.agent.ask(system=[{"type": "text", "text": "Another agent."}]))
+        other = replace(other, cache_safe=replace(other.cache_safe, workspace_id=None, sent_at=None))
+        handles = await forks.fork_each(other, [says(f"birch {n}", slow) for n in range(20)])
+        assert {(await handle.result()).daemon for handle in handles} == {"right", "foreign"}
+
+    calls = [record for record in fleet.sim.log[before + 1 :] if record.workspace == "wrkspc_other"]
+    assert sum(record.write_5m > 1_000 for record in calls) == 1
 
 
 async def test_a_run_claimed_before_the_workspace_was_known_is_handed_over(fleet: Fleet) -> None:

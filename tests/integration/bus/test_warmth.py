@@ -11,6 +11,8 @@ import pytest
 from nexofork.bus.jetstream import store
 from nexofork.bus.reading import last_of
 from nexofork.bus.warmth import FleetWarmth
+from nexofork.economics.fan_out import Decision
+from nexofork.engine.warmth import Warmth
 from nexofork.wire.messages import Warming, encode
 from nexofork.wire.streams import WARM
 from nexofork.wire.subjects import warm
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
     Asking = Coroutine[None, None, Standing]
 
 PATIENCE_S = 60.0
+LEADER_FIRST = Decision(
+    plan="leader_first",
+    why="",
+    siblings=2,
+    shared_tokens=20_000,
+    warm_tokens=0,
+    all_at_once=2.0,
+    leader_first=1.0,
+    prewarm=None,
+    first_byte_s=10.0,
+)
 LIMIT_S = 20.0
 
 
@@ -135,6 +148,20 @@ async def test_a_slow_leader_gets_another_beside_it(nats_server: EmbeddedServer,
             slow.warm(key, for_s=300.0, ttl_s=300.0)
 
         assert waiting.result().warm_s is not None
+
+
+async def test_who_waits_for_a_leader_here_hears_of_one_elsewhere(nats_server: EmbeddedServer) -> None:
+    """Two lead beside each other: the first byte of either starts everybody."""
+    key = secrets.token_hex(8)
+    async with boards(nats_server, 2) as (here, elsewhere):
+        warmth = Warmth(board=here)
+        assert (await warmth.enter(key, LEADER_FIRST)).role == "leader"
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(warmth.enter(key, LEADER_FIRST))
+            await asyncio.sleep(0)
+            elsewhere.warm(key, for_s=300.0, ttl_s=300.0)
+
+    assert waiting.result().role == "follower"
 
 
 async def test_garbage_is_written_over(nats_server: EmbeddedServer, bus: Bus) -> None:

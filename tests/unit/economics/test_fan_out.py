@@ -54,6 +54,14 @@ def test_a_tail_that_is_small_against_a_warm_prefix_is_not_waited_for() -> None:
     assert "would save" in decision.why
 
 
+def test_a_small_tail_that_is_dear_to_write_is_left_unwritten() -> None:
+    """An hour doubles the price of 200 tokens behind 150,000; at the plain price they are 1.2% of the bill."""
+    decision = decide(fan_out(shared_tokens=150_200, warm_tokens=150_000, ttl="1h"))
+
+    assert (decision.plan, decision.writes_tail) == ("all_at_once", False)
+    assert decide(fan_out(ttl="1h")).plan == "leader_first"
+
+
 def test_a_tail_that_is_dear_against_a_warm_prefix_is_waited_for() -> None:
     """300 tokens behind 20,000 are worth a seventh of the bill."""
     assert decide(fan_out()).plan == "leader_first"
@@ -135,7 +143,10 @@ def test_whoever_does_not_wait_pays_at_most_two_percent_more(
 
     assert decision.leader_first <= decision.all_at_once * (1 + 1e-9)
     if decision.plan == "all_at_once":
-        assert decision.all_at_once <= decision.leader_first * (1 + WORTH_WAITING) + 1e-12
+        warm_tokens, fresh = round(warm * shared), price.input / 1e6
+        loose = siblings * (warm_tokens * price.read / 1e6 + (shared - warm_tokens + own) * fresh)
+        paid = decision.all_at_once if decision.writes_tail else loose
+        assert paid <= decision.leader_first * (1 + WORTH_WAITING) + 1e-12
 
 
 def test_a_lone_child_is_not_told_that_waiting_saves_anything() -> None:

@@ -175,11 +175,11 @@ async def test_warmth_ends_with_the_ttl_counted_from_the_sending() -> None:
 
 
 async def test_a_slow_leader_gets_another_beside_it() -> None:
-    """After four times the expected first-byte time, and no less than five seconds, the next one leads."""
+    """After four times the expected first-byte time, and no less than ten seconds, the next one leads."""
     clock = Ticking(step_s=0.0)
     warmth = Warmth(now=clock)
     slow = await warmth.enter("prefix", LEADER_FIRST)
-    clock.at = 5.1
+    clock.at = 10.1
     beside = await warmth.enter("prefix", LEADER_FIRST)
 
     assert (slow.role, beside.role) == ("leader", "leader")
