@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 help:
 	@echo "make demo      set up, fork five ways over two daemons against the simulator, show what was saved"
 	@echo "make test      set up, then every check: lint, types, tests"
-	@echo "make test-ops  the long tables: what fan-outs are billed, 500 forks against the server's log"
+	@echo "make test-ops  the long ones: what fan-outs are billed, 500 forks, a cluster that loses its leader"
 	@echo "make check     lint and types only"
 	@echo "make fmt       format the code"
 	@echo "make bench     measure what the README claims, beside the alternative"

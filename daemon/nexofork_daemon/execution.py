@@ -38,7 +38,7 @@ from nexofork_daemon.asking import ask_for
 from nexofork_daemon.deltas import DeltaFeed
 from nexofork_daemon.first_call import first_call
 from nexofork_daemon.inboxes import InboxMail
-from nexofork_daemon.journal import LogJournal, Rebuilt, SideEffectsOnly, rebuild
+from nexofork_daemon.journal import LeftCall, LogJournal, Rebuilt, SideEffectsOnly, rebuild
 from nexofork_daemon.keeper import Keeper, read_event
 from nexofork_daemon.purses import RunBudget
 from nexofork_daemon.request import fork_params
@@ -143,15 +143,15 @@ class Execution:
                 return
             if state.epoch:
                 # Until our claim stood there, a daemon that was slow and not dead could still write.
-                state = replace(await self._state(), epoch=state.epoch)
+                known, state = state.calls, replace(await self._state(), epoch=state.epoch)
                 self._budget = self._host.purses.of_run(request, self.run_id, state)
-                self._ledger = self._opened(request, state)
+                self._ledger = self._opened(request, state, known=known)
             await self._owned(request, state, journal)
         finally:
             deaf()
             await subscription.unsubscribe()
 
-    def _opened(self, request: Requested, state: Rebuilt) -> RunLedger:
+    def _opened(self, request: Requested, state: Rebuilt, known: tuple[LeftCall, ...] = ()) -> RunLedger:
         """Return where this epoch books its calls, behind those that earlier daemons may not have lived to book.
 
         Booking a call again is harmless: the entry that knows most counts.
@@ -166,7 +166,7 @@ class Execution:
             pool=self._host.settings.pool,
         )
         ledger = self._host.ledger.of_run(account)
-        for call in state.calls:
+        for call in state.calls[len(known) :]:
             ledger.book(call.facts, epoch=call.epoch, host=call.daemon)
         return ledger
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["accounts_server", "cluster", "fleet", "nats_server", "nursery", "restartable"]
 
 
-_LONG = {"chaos": "crashes at length", "ops": "what is billed, at length"}
+_LONG = {"chaos": "crashes at length", "ops": "what is billed and what outlives a cluster's leader, at length"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

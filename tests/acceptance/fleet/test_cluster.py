@@ -108,6 +108,7 @@ async def test_a_killed_daemon_loses_nothing(replicated: Fleet, tmp_path: Path) 
     assert [block["content"] for block in results_in(replicated.sim, last)] == [INTERRUPTED]
 
 
+@pytest.mark.ops
 async def test_runs_and_aborts_survive_the_loss_of_the_leader(replicated: Fleet, cluster: Cluster) -> None:
     """The log's leader is killed in mid-run: one child is aborted, one completes, each with one end."""
     await replicated.daemons(2)
@@ -131,6 +132,7 @@ async def test_runs_and_aborts_survive_the_loss_of_the_leader(replicated: Fleet,
     assert len(finals(reports)) == len(finals(await replicated.reports(doomed.run_id))) == 1
 
 
+@pytest.mark.ops
 async def test_daemon_and_leader_lost_together(replicated: Fleet, cluster: Cluster) -> None:
     """The second daemon finds the run on the two servers that are left and finishes it."""
     lost = await replicated.daemon()

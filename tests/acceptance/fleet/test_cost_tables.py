@@ -151,6 +151,7 @@ async def bill_with_killed_leader(fleet: Fleet, row: Row) -> Outcome:
         return await all_done(fleet, row, handles, first=first, began=began)
 
 
+@pytest.mark.ops
 async def test_a_killed_leader_is_followed_by_another(fleet: Fleet) -> None:
     """Killed before its first byte: another child writes, once, and the bill hardly shows it."""
     row = Row(children=8, warmth="file")

@@ -180,6 +180,7 @@ async def test_a_living_parent_is_not_taken_for_gone_because_of_a_restart(
     assert not any(isinstance(entry.message, wire.AbortEvent) for entry in await fragile.entries(handle.run_id))
 
 
+@pytest.mark.ops
 async def test_a_daemon_told_to_stop_while_nats_is_away_ends_within_its_limit(
     fragile: Fleet, restartable: RestartableServer
 ) -> None:

@@ -103,6 +103,7 @@ async def test_nobody_waits_longer_than_the_limit(fleet: Fleet) -> None:
     assert roles == ["alone"] * (row.children - 1) + ["leader"]
 
 
+@pytest.mark.ops
 @pytest.mark.breaks_prefix("the second parent is a file that was never sent, so its children look like strangers")
 async def test_a_slow_model_does_not_end_the_waiting(fleet: Fleet) -> None:
     """That reads of a warm prefix begin slowly says little about writing one: the next cold fan-out has one leader."""

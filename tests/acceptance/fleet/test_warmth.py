@@ -11,6 +11,7 @@ import pytest
 
 from nexofork import CacheSafeParams, ForkParams
 from nexofork.bus.ledger import read_ledger
+from nexofork.economics.ledger import distinct
 from nexofork.wire import messages as wire
 from tests.support.conversation import says
 
@@ -119,7 +120,7 @@ async def test_a_call_announced_with_its_claim_is_booked_when_its_daemon_dies(fl
         result = await handle.result()
 
     assert (result.ok, result.daemon) == (True, "heir")
-    booked = [call for call in await read_ledger(fleet.bus) if call.run_id == handle.run_id]
+    booked = [call for call in distinct(await read_ledger(fleet.bus)) if call.run_id == handle.run_id]
     assert sorted((call.epoch, call.outcome, call.host) for call in booked) == [
         (1, "unconfirmed", "doomed"),
         (2, "confirmed", "heir"),
