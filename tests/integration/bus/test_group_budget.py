@@ -183,6 +183,18 @@ async def test_the_first_limit_stands(nats_server: EmbeddedServer, pool_bus: Bus
     assert caught.value.limit == 100
 
 
+async def test_a_limit_that_nothing_fits_stands_too(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
+    """Who comes next with more money finds the first one's limit, although nothing was ever set aside."""
+    async with holders(nats_server.url, 2, pool=pool) as (one, other):
+        with pytest.raises(OverBudget):
+            await one.of_group("g", BudgetLimit(tokens=10)).reserve("r1.1.1", of(50))
+        with pytest.raises(OverBudget):
+            await other.of_group("g", BudgetLimit(tokens=1_000)).reserve("r2.1.1", of(50))
+
+    (account,) = await changes(pool_bus, pool, "g")
+    assert account.limit.tokens == 10
+
+
 async def test_a_cancelled_wait_leaves_nothing_behind(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """Whether it was waiting, on its way or just granted."""
     limit = BudgetLimit(tokens=100_000)

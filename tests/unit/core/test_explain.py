@@ -391,6 +391,8 @@ def test_markers_in_the_wrong_number_are_named() -> None:
 
     assert explain(wire(bare(parent)), wire(parent)).cause == "unmarked"
     assert explain(wire(parent), wire(bare(parent))).cause == "unmarked"
+    assert explain(wire(parent), wire(bare(parent))).loses
+    assert not explain(wire(bare(parent)), wire(parent)).loses
     assert explain(wire(parent), wire(over)).cause == "too_many_markers"
     assert not explain(wire(bare(parent)), wire(bare(parent))).loses
 
