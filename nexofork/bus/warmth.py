@@ -78,7 +78,6 @@ class FleetWarmth:
         self.clock = ServerClock(bus, WARM, own=clock)
         self._news: dict[str, set[asyncio.Event]] = {}
         self._leading: dict[str, _Leading] = {}
-        self._writing: dict[str, asyncio.Lock] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._subscription: Subscription | None = None
         self._deaf: Callable[[], None] = _nothing
@@ -204,22 +203,19 @@ class FleetWarmth:
     ) -> None:
         seq = leading.seq if leading is not None else None
         try:
-            async with self._writing.setdefault(key, asyncio.Lock()):
-                while True:
-                    if seq is None:
-                        record, seq = await self._read(key)
-                        # Somebody said so already; a leader that gave up does not speak for whoever leads now.
-                        if record.until >= until - news_s if state == "warm" else record.by != self._by:
-                            return
-                    try:
-                        await self._write(key, state, after=seq, until=until, cached=cached)
+            while True:
+                if seq is None:
+                    record, seq = await self._read(key)
+                    # Somebody said so already; a leader that gave up does not speak for whoever leads now.
+                    if record.until >= until - news_s if state == "warm" else record.by != self._by:
                         return
-                    except WrongTip:
-                        seq = None
+                try:
+                    await self._write(key, state, after=seq, until=until, cached=cached)
+                    return
+                except WrongTip:
+                    seq = None
         except BusError as exc:
             log.info("that prefix %s is %s was not told: %s", key, state, exc)
-        finally:
-            self._writing.pop(key, None)
 
     async def _read(self, key: str) -> tuple[Warming, int]:
         stored = await last_of(self._bus, WARM, warm(key))

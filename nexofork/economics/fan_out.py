@@ -139,10 +139,10 @@ def _tail_is_small(fan_out: FanOut) -> bool:
     """Whether a child behind a warm parent may pay the plain price for the tail, however many there are."""
     if not 0 < fan_out.warm_tokens < fan_out.shared_tokens:
         return False
-    fresh, read = (fan_out.price.input, fan_out.price.read) if fan_out.price else (1.0, 0.1)
-    own = fan_out.own_tokens * fresh
-    loose = fan_out.warm_tokens * read + (fan_out.shared_tokens - fan_out.warm_tokens) * fresh + own
-    return loose <= (fan_out.shared_tokens * read + own) * (1 + WORTH_WAITING)
+    price = fan_out.price or USUAL_PROPORTIONS
+    own = fan_out.own_tokens * price.input
+    loose = fan_out.warm_tokens * price.read + (fan_out.shared_tokens - fan_out.warm_tokens) * price.input + own
+    return loose <= (fan_out.shared_tokens * price.read + own) * (1 + WORTH_WAITING)
 
 
 def _by_price(fan_out: FanOut, at_once: float, leader: float, prewarm: float | None) -> tuple[Plan, str]:

@@ -1,4 +1,4 @@
-"""Make a fork's model calls: set the money aside, wait for the prefix, announce the call, send it, book it.
+"""Make a fork's model calls: wait for the prefix, set the money aside, announce the call, send it, book it.
 
 Every attempt is announced in the journal before it is sent and booked in the ledger when it is over, however it ends.
 The first call takes its place behind a sibling that writes the same prefix, where that is worth the wait.
