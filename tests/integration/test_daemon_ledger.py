@@ -73,6 +73,22 @@ async def test_a_call_is_stored_soon_though_nobody_waits(restartable: Restartabl
                     pass
 
 
+async def test_more_than_one_message_holds_is_stored_in_several(restartable: RestartableServer) -> None:
+    """Long names make a batch too large for the server: smaller ones follow, and nothing stands in the way for good."""
+    long = 190 * "\N{GRINNING FACE}"
+    async with connected(restartable.url) as bus:
+        await provision(bus)
+        async with writing(bus) as ledger, asyncio.timeout(20):
+            for number in range(600):
+                name = f"{number}{long}"
+                owner = CallOwner(run_id=f"r{number}", label=f"l{name}", group=f"g{name}", parent=f"p{name}", host=name)
+                own = ledger.of_run(owner)
+                own.book(a_call())
+            await own.flush()
+
+        assert len({call.run_id for call in await read_ledger(bus)}) == 600
+
+
 async def test_an_outage_loses_nothing(restartable: RestartableServer) -> None:
     """What is booked while the server is away is stored when it is back, and whoever waits is told then."""
     async with connected(restartable.url, request_timeout_s=1.0) as bus:

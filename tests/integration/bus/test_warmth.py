@@ -16,6 +16,7 @@ from nexofork.engine.warmth import Warmth
 from nexofork.wire.messages import Warming, encode
 from nexofork.wire.streams import WARM
 from nexofork.wire.subjects import warm
+from tests.support.fleet import RestartableServer, restartable
 from tests.support.nats import AccountsServer, connected
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nexofork.bus.warmth import Standing
 
     Asking = Coroutine[None, None, Standing]
+
+__all__ = ["restartable"]
 
 PATIENCE_S = 60.0
 LEADER_FIRST = Decision(
@@ -162,6 +165,17 @@ async def test_who_waits_for_a_leader_here_hears_of_one_elsewhere(nats_server: E
             elsewhere.warm(key, for_s=300.0, ttl_s=300.0)
 
     assert waiting.result().role == "follower"
+
+
+async def test_a_limit_holds_although_nats_is_away(restartable: RestartableServer) -> None:
+    """Nobody waits for an answer about the cache longer than for the cache."""
+    async with connected(restartable.url) as bus:
+        board = FleetWarmth(bus, by="d1")  # it has not asked the server for its time yet
+        restartable.down()
+        async with asyncio.timeout(4):
+            standing = await ask(board, "prefix", limit_s=0.5)
+
+    assert standing.warm_s is None
 
 
 async def test_garbage_is_written_over(nats_server: EmbeddedServer, bus: Bus) -> None:
