@@ -11,11 +11,11 @@ import pytest
 from nexofork.bus.jetstream import store
 from nexofork.bus.reading import last_of
 from nexofork.bus.warmth import FleetWarmth
-from nexofork.economics.fan_out import Decision
 from nexofork.engine.warmth import Warmth
 from nexofork.wire.messages import Warming, encode
 from nexofork.wire.streams import WARM
 from nexofork.wire.subjects import warm
+from tests.support.decisions import LEADER_FIRST
 from tests.support.fleet import RestartableServer, restartable
 from tests.support.nats import AccountsServer, connected
 
@@ -31,17 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["restartable"]
 
 PATIENCE_S = 60.0
-LEADER_FIRST = Decision(
-    plan="leader_first",
-    why="",
-    siblings=2,
-    shared_tokens=20_000,
-    warm_tokens=0,
-    all_at_once=2.0,
-    leader_first=1.0,
-    prewarm=None,
-    first_byte_s=10.0,
-)
 LIMIT_S = 20.0
 
 

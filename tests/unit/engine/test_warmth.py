@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nexofork import DefaultForkSubagent
-from nexofork.economics.fan_out import Decision
 from nexofork.engine.events import FanOutDecided, WaitedForLeader
 from nexofork.engine.warmth import Warmth
 from tests.support.conversation import says
+from tests.support.decisions import LEADER_FIRST
 from tests.support.parents import Parent, fork
 
 if TYPE_CHECKING:
@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from nexofork.simulator import Simulator
 
 QUICKLY = {"text": "Done."}
-LEADER_FIRST = Decision(
-    plan="leader_first",
-    why="",
-    siblings=2,
-    shared_tokens=20_000,
-    warm_tokens=0,
-    all_at_once=2.0,
-    leader_first=1.0,
-    prewarm=None,
-    first_byte_s=1.0,
-)
 
 
 class Ticking:
