@@ -9,15 +9,30 @@ The branches say what the caller can do about it::
     │   ├── BadDirective         a directive that cannot be given to a child
     │   ├── CacheBreak           an override would lose the shared prefix
     │   ├── NothingCaptured      the captured client has not finished a request yet
+    │   │   └── EmptySlot            the snapshot slot was never written, or was cleared
     │   ├── WorkspaceMismatch    the snapshot belongs to another workspace
     │   ├── UnknownModelPrice    dollars were asked for and the model's price is not known
     │   ├── BadPrices            a price file cannot be used; everything wrong with it is named
-    │   └── AlreadyAFork         a fork may not fork
+    │   ├── BadSettings          settings in a file, the environment or flags cannot be used; each problem is named
+    │   ├── BadPermissions       a mode, rule, deadline or policy file of a fork's permissions cannot be used
+    │   ├── BadAgentCall         an Agent call that cannot be followed; the model is told how to make it
+    │   │   └── UnknownAgent         there is no agent of that name; the known ones are named
+    │   ├── BadAgentDefinition   a named agent's definition cannot be used: file, line, key, value
+    │   │   └── AgentDefinedTwice    two definitions have one name, and neither comes first
+    │   ├── BadAgentDefinitions      several of them; each is named
+    │   ├── BadEvaluation        a file of evaluations cannot be used; everything wrong with it is named
+    │   ├── AlreadyAFork         a fork may not fork
+    │   ├── ForkIsOver           a message came too late; wake the run instead
+    │   ├── CannotWake           there is nothing to continue, or it still goes on
+    │   └── NeedsUnknown         the run needs what no daemon of its pool knows yet
     ├── BadJson              bytes that are not JSON, before anybody knows whose they are
+    ├── BadAuth              keys, certificates or server configuration that cannot be used or made as asked
     ├── BadMessage           a message on the wire that this version cannot take
+    │   └── NewerMessage         it is of a later version; whoever wrote it has been upgraded before
     ├── BusError             NATS was not reached or refused; `retryable` says whether to try again
     │   └── RunLost              the log says that the run is no longer ours
     ├── OverBudget           the next call would pass the fork's or the group's budget; it was not sent
+    ├── SandboxUnavailable   commands cannot be run as safely as was asked for; `fix` says what to do
     ├── ForkFailed           the run ended without success; read its result
     └── ProviderError        the model call failed; `retryable` says whether it may be sent again
 
@@ -26,25 +41,45 @@ An error keeps its facts as fields; its message is built from them and ends with
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
+    "AgentDefinedTwice",
     "AlreadyAFork",
+    "BadAgentCall",
+    "BadAgentDefinition",
+    "BadAgentDefinitions",
+    "BadAuth",
     "BadDirective",
+    "BadEvaluation",
     "BadJson",
     "BadMessage",
+    "BadPermissions",
     "BadPrices",
     "BadReply",
     "BadRequestBody",
+    "BadSettings",
     "BusError",
     "CacheBreak",
+    "CannotWake",
+    "EmptySlot",
     "ForkFailed",
+    "ForkIsOver",
     "ForkRefused",
+    "NeedsUnknown",
+    "NewerMessage",
     "NexoforkError",
     "NothingCaptured",
     "OverBudget",
     "ProviderError",
     "RunLost",
+    "SandboxUnavailable",
+    "SettingProblem",
+    "UnknownAgent",
     "UnknownModelPrice",
     "WorkspaceMismatch",
 ]
@@ -112,10 +147,21 @@ class CacheBreak(ForkRefused):
 class NothingCaptured(ForkRefused):
     """A snapshot was asked for before the captured client had finished a Messages request."""
 
+    def __init__(
+        self,
+        message: str = "The captured client has not completed a Messages request yet, so there is nothing to fork from."
+        " Let the parent make one call first, or build the snapshot from its request.",
+    ) -> None:
+        super().__init__(message)
+
+
+class EmptySlot(NothingCaptured):
+    """A snapshot was asked for that nobody has saved."""
+
     def __init__(self) -> None:
         super().__init__(
-            "The captured client has not completed a Messages request yet, so there is nothing to fork from. "
-            "Let the parent make one call first, or build the snapshot from its request."
+            "The snapshot slot was never written, or was cleared, so there is nothing to fork from. Save the parent's "
+            "request in it after each of its turns; the turns of forks and sidecars are not kept."
         )
 
 
@@ -144,6 +190,15 @@ class UnknownModelPrice(ForkRefused):
         )
 
 
+class BadPermissions(ForkRefused):
+    """What was said about a fork's permissions cannot be meant."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"{problem} {fix}")
+
+
 class BadPrices(ForkRefused):
     """A price file cannot be used."""
 
@@ -153,6 +208,92 @@ class BadPrices(ForkRefused):
         super().__init__(
             f"The price file {path} cannot be used: {'; '.join(problems)}. Correct the file, or leave it out."
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingProblem:
+    """One thing that is wrong with settings."""
+
+    where: str
+    """The flag, the variable, or the file with the key."""
+    said: str
+    """What is wrong, as the rest of a sentence."""
+    fix: str
+    """What to do, as a sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.said}. {self.fix}"
+
+
+class BadSettings(ForkRefused):
+    """Settings that cannot be used; all that is wrong with them, one line each."""
+
+    def __init__(self, problems: Sequence[SettingProblem]) -> None:
+        self.problems = tuple(problems)
+        lines = list(map(str, problems))
+        super().__init__(lines[0] if len(lines) == 1 else "\n  ".join((f"{len(lines)} settings are wrong:", *lines)))
+
+
+class BadAgentCall(ForkRefused):
+    """An Agent call that cannot be followed; its message is for the model that made it."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"No agent was started: {problem}. {fix}")
+
+
+class UnknownAgent(BadAgentCall):
+    """There is no agent of that name."""
+
+    def __init__(self, name: str, *, known: tuple[str, ...]) -> None:
+        self.name = name
+        self.known = known
+        super().__init__(f"there is no agent {name[:80]!r}", fix=f"Agents: {', '.join(known) or 'none'}.")
+
+
+class BadAgentDefinition(ForkRefused):
+    """A named agent's definition cannot be used."""
+
+    def __init__(self, problem: str, *, fix: str, where: str, line: int | None = None, key: str | None = None) -> None:
+        self.problem = problem
+        self.fix = fix
+        self.where = where
+        """The file, or who defined it."""
+        self.line = line
+        self.key = key
+        at = f", line {line}" if line is not None else ""
+        of = f", `{key}`" if key is not None else ""
+        super().__init__(f"{where}{at}{of}: {problem}. {fix}")
+
+
+class AgentDefinedTwice(BadAgentDefinition):
+    """Two definitions of one level have the same name, so neither comes before the other."""
+
+    def __init__(self, name: str, *, first: str, second: str) -> None:
+        self.name = name
+        self.first = first
+        self.second = second
+        super().__init__(
+            f"{name!r} is defined in {first} already", fix="Rename or remove one of the two.", where=second, key="name"
+        )
+
+
+class BadAgentDefinitions(ForkRefused):
+    """Several definitions cannot be used."""
+
+    def __init__(self, problems: tuple[BadAgentDefinition, ...]) -> None:
+        self.problems = problems
+        super().__init__(" ".join(map(str, problems)))
+
+
+class BadEvaluation(ForkRefused):
+    """A file of evaluations cannot be used."""
+
+    def __init__(self, path: str, problems: tuple[str, ...]) -> None:
+        self.path = path
+        self.problems = problems
+        super().__init__(f"The evaluation {path} cannot be used: {'; '.join(problems)}. Correct the file.")
 
 
 class AlreadyAFork(ForkRefused):
@@ -166,6 +307,52 @@ class AlreadyAFork(ForkRefused):
         )
 
 
+class BadAuth(NexoforkError):
+    """Keys, certificates or a server configuration that cannot be used, or not be made as asked."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"{problem}. {fix}")
+
+
+class ForkIsOver(ForkRefused):
+    """A message to a fork that ended before it could be read."""
+
+    def __init__(self, run_id: str, *, status: str, stored: bool = False) -> None:
+        self.run_id = run_id
+        self.status = status
+        self.stored = stored
+        """Whether the message lies in the inbox, where nobody will read it any more."""
+        when = "ended before the message was read" if stored else "is over"
+        super().__init__(
+            f"Run {run_id} {when} ({status}); the message was not delivered. "
+            "Go on from where it ended with `wake`, or start a new fork."
+        )
+
+
+class CannotWake(ForkRefused):
+    """A run that cannot be continued."""
+
+    def __init__(self, run_id: str, why: str, *, fix: str) -> None:
+        self.run_id = run_id
+        self.why = why
+        self.fix = fix
+        super().__init__(f"Run {run_id} cannot be woken: {why}. {fix}")
+
+
+class NeedsUnknown(ForkRefused):
+    """A run that needs what its daemons do not know; running it without would not be what was asked for."""
+
+    def __init__(self, needs: tuple[str, ...], *, pool: str) -> None:
+        self.needs = needs
+        self.pool = pool
+        super().__init__(
+            f"The request needs {', '.join(map(repr, needs))}, which no daemon of pool {pool!r} knows. "
+            "Upgrade the daemons before the parents; docs/upgrade.md has the order."
+        )
+
+
 class BadMessage(NexoforkError):
     """A message on the wire that this version cannot take."""
 
@@ -173,6 +360,18 @@ class BadMessage(NexoforkError):
         self.problem = problem
         self.fix = fix
         super().__init__(f"The message {problem}. {fix}")
+
+
+class NewerMessage(BadMessage):
+    """A message of a later version than this one can read."""
+
+    def __init__(self, what: str, *, version: int, newest: int) -> None:
+        self.version = version
+        self.newest = newest
+        super().__init__(
+            f"has version {version}; {newest} is the newest version of {what}s that is known here",
+            fix="Upgrade this host; docs/upgrade.md has the order.",
+        )
 
 
 class BusError(NexoforkError):
@@ -235,6 +434,15 @@ class OverBudget(NexoforkError):
 
     def _say(self, value: float) -> str:
         return f"${value:.6g}" if self.unit == "usd" else f"{value:,.0f} tokens"
+
+
+class SandboxUnavailable(NexoforkError):
+    """Commands cannot be kept apart from this host as was asked for."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        super().__init__(f"The sandbox does not work here: {problem}. {fix}")
+        self.problem = problem
+        self.fix = fix
 
 
 class ForkFailed(NexoforkError):

@@ -57,6 +57,8 @@ class ToolAnswer:
 class _TailBlock:
     wire: bytes
     takes_marker: bool = True
+    call_id: str | None = None
+    """The tool call it answers, where it is the child's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,12 @@ class ForkBase:
     """What the children of one parent turn have in common."""
 
     def __init__(
-        self, snapshot: CacheSafeParams, *, boilerplate: bool = True, overrides: Mapping[str, Any] | None = None
+        self,
+        snapshot: CacheSafeParams,
+        *,
+        boilerplate: bool = True,
+        overrides: Mapping[str, Any] | None = None,
+        answers: Mapping[str, bytes] | None = None,
     ) -> None:
         """Prepare a fan-out from a snapshot.
 
@@ -77,6 +84,7 @@ class ForkBase:
             snapshot: The parent's request and the reply to it.
             boilerplate: Whether children are told that they are forks; a sidecar with its own prompt leaves it out.
             overrides: Top-level fields to replace; whoever passes any has accepted that the cache is lost.
+            answers: By tool call of the reply, the block that answers it; the placeholder answers the others.
 
         Raises:
             BadReply: The reply cannot be continued: it is empty, was cut off inside a tool call, or the body already
@@ -85,7 +93,7 @@ class ForkBase:
         self.snapshot = snapshot
         self._overrides = dict(overrides or {})
         self.markings = _remaining(snapshot.markings, self._overrides)
-        messages, user_blocks = _shared_tail(snapshot, boilerplate=boilerplate)
+        messages, user_blocks = _shared_tail(snapshot, boilerplate=boilerplate, answers=answers or {})
         self.assistant = messages
         self.user_blocks = user_blocks
 
@@ -164,7 +172,10 @@ class ChildPrompt:
 
     def __init__(self, base: ForkBase, texts: Sequence[str]) -> None:
         self._base = base
-        self._tail = [*base.assistant, _TailMessage(role="user", blocks=(*base.user_blocks, *_own_texts(texts)))]
+        self._first = _TailMessage(role="user", blocks=(*base.user_blocks, *_own_texts(texts)))
+        self._tail = [*base.assistant, self._first]
+        self._ends: list[int] = []
+        """Where each of the turns that are still in the tail ends in it."""
         self._own_write: int | None = None
         self.ttl: str | None = None
         """How long this child's entries shall live; None is as long as the parent's."""
@@ -180,11 +191,51 @@ class ChildPrompt:
         said = _assistant(reply)
         if said.blocks:
             self._tail.append(said)
-        user = [_TailBlock(wire=answer.to_wire()) for answer in answers]
+        user = [_TailBlock(wire=answer.to_wire(), call_id=answer.call_id) for answer in answers]
         user += _own_texts(texts)
         if user:
             self._tail.append(_TailMessage(role="user", blocks=tuple(user)))
         self.turns += 1
+        self._ends.append(len(self._tail))
+
+    @property
+    def held_turns(self) -> int:
+        """How many of the child's turns the next request carries; all of them, unless they were compacted."""
+        return len(self._ends)
+
+    def compact(self, texts: Iterable[str]) -> None:
+        """Leave the child's own turns out from here on; the texts stand in their place, behind the directive.
+
+        What the siblings share stays as it is, and so does the directive: the next request begins like the first one.
+        """
+        self._tail = [*self._base.assistant, replace(self._first, blocks=(*self._first.blocks, *_own_texts(texts)))]
+        self._ends = []
+        self._own_write = None
+
+    def asking(self, text: str, *, turns: int, left_out: str | None = None) -> ChildPrompt | None:
+        """Return a prompt that asks something about the first of the child's turns, and reads what they left cached.
+
+        Args:
+            text: The question; it is never part of a later request.
+            turns: How many turns to show.
+            left_out: What to say in place of each tool result of the last of them; None shows them.
+
+        Returns:
+            None where nothing can be asked there: the turn was paused, so the model has the word.
+        """
+        shown = self._tail[: self._ends[turns - 1]]
+        if shown[-1].role != "user":
+            return None
+        question = _TailBlock(wire=text_block(text), takes_marker=False)
+        blocks = shown[-1].blocks
+        if left_out is not None:
+            # Behind what was cached nothing is worth an entry: no later request has it.
+            shown[-2] = _unmarkable(shown[-2])
+            blocks = _unmarkable(_without_results(shown[-1], left_out)).blocks
+        prompt = ChildPrompt(self._base, ())
+        prompt._tail = [*shown[:-1], replace(shown[-1], blocks=(*blocks, question))]
+        prompt.ttl, prompt.turns = self.ttl, self.turns
+        return prompt
 
     @property
     def plan(self) -> MarkerPlan:
@@ -244,6 +295,19 @@ def _own_texts(texts: Iterable[str]) -> list[_TailBlock]:
     return [_TailBlock(wire=text_block(text)) for text in texts if text.strip()]
 
 
+def _unmarkable(message: _TailMessage) -> _TailMessage:
+    return replace(message, blocks=tuple(replace(block, takes_marker=False) for block in message.blocks))
+
+
+def _without_results(message: _TailMessage, words: str) -> _TailMessage:
+    """Return the message with these words as the result of every tool call it answers."""
+    blocks = tuple(
+        block if block.call_id is None else _TailBlock(wire=ToolAnswer(call_id=block.call_id, content=words).to_wire())
+        for block in message.blocks
+    )
+    return replace(message, blocks=blocks)
+
+
 def _marker_edits(block: Block, ttl: str | None) -> list[Edit]:
     """Return what gives a block of the parent's exactly this marker, or none."""
     if ttl is not None and block.ttl == ttl and len(block.markers) == 1:
@@ -256,14 +320,14 @@ def _marker_edits(block: Block, ttl: str | None) -> list[Edit]:
 
 
 def _shared_tail(
-    snapshot: CacheSafeParams, *, boilerplate: bool
+    snapshot: CacheSafeParams, *, boilerplate: bool, answers: Mapping[str, bytes]
 ) -> tuple[tuple[_TailMessage, ...], tuple[_TailBlock, ...]]:
     calls = open_calls(snapshot.layout)
     messages: tuple[_TailMessage, ...] = ()
     if snapshot.reply is not None:
         messages = (_continuable(snapshot, snapshot.reply),)
         calls = tuple(call.id for call in snapshot.reply.tool_uses)
-    blocks = [_TailBlock(wire=placeholder(call_id)) for call_id in calls]
+    blocks = [_TailBlock(wire=answers.get(call_id) or placeholder(call_id)) for call_id in calls]
     if boilerplate:
         blocks.append(_TailBlock(wire=text_block(BOILERPLATE)))
     return messages, tuple(blocks)

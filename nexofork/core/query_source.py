@@ -14,7 +14,10 @@ from nexofork.errors import AlreadyAFork
 if TYPE_CHECKING:
     from nexofork.core.snapshot import CacheSafeParams
 
-__all__ = ["QuerySource", "refuse_if_fork", "writes_snapshot"]
+__all__ = ["QuerySource", "is_named", "may_start_agents", "named_source", "refuse_if_fork", "writes_snapshot"]
+
+_NAMED = "agent:named:"
+_NESTED = "agent:nested:"
 
 
 class QuerySource(StrEnum):
@@ -27,6 +30,7 @@ class QuerySource(StrEnum):
     AWAY_DIGEST = "away_digest"
     SESSION_MEMORY = "session_memory"
     SPECULATION = "speculation"
+    SIDE_QUESTION = "side_question"
     EVAL = "eval"
 
 
@@ -35,8 +39,32 @@ def writes_snapshot(query_source: str) -> bool:
     return query_source in (QuerySource.MAIN_LOOP, QuerySource.SDK)
 
 
-def refuse_if_fork(query_source: str, snapshot: CacheSafeParams) -> None:
+def named_source(name: str, *, nested: bool = False) -> str:
+    """Return the source of a named agent's turns; nested is one that another named agent started.
+
+    >>> named_source("Explore")
+    'agent:named:Explore'
+    """
+    return (_NESTED if nested else _NAMED) + name
+
+
+def is_named(query_source: str) -> bool:
+    """Whether a named agent asks: it begins a conversation of its own, which no parent has cached."""
+    return query_source.startswith((_NAMED, _NESTED))
+
+
+def may_start_agents(query_source: str) -> bool:
+    """Whether a child of this source may call Agent where its tools include it; what it starts may not."""
+    return query_source.startswith(_NAMED)
+
+
+def refuse_if_fork(query_source: str, snapshot: CacheSafeParams, *, continues: bool = False) -> None:
     """Refuse to fork a fork.
+
+    Args:
+        query_source: Who wants to fork.
+        snapshot: What of.
+        continues: Whether the snapshot is a child's own conversation, which goes on rather than being forked.
 
     Raises:
         AlreadyAFork: The source says so, or the boilerplate stands where only the runtime puts it: a text block of its
@@ -45,5 +73,5 @@ def refuse_if_fork(query_source: str, snapshot: CacheSafeParams) -> None:
     """
     if query_source == QuerySource.FORK:
         raise AlreadyAFork(guard=f"its query source {query_source!r}")
-    if snapshot.boilerplate_message is not None:
+    if not continues and snapshot.boilerplate_message is not None:
         raise AlreadyAFork(guard=f"the fork boilerplate in messages.{snapshot.boilerplate_message}")

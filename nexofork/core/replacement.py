@@ -40,6 +40,12 @@ class ContentReplacementState:
         self.spent_chars += len(shown)
         return shown
 
+    def sent(self, call_id: str, text: str) -> None:
+        """Take note of what was sent for a result by whoever decided on it."""
+        if call_id not in self.decisions:
+            self.decisions[call_id] = text
+            self.spent_chars += len(text)
+
     def clone(self) -> ContentReplacementState:
         """Return a copy that decides alike and leaves this one alone."""
         return ContentReplacementState(

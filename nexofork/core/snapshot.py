@@ -21,7 +21,7 @@ from nexofork.core.pairs import answer_dangling
 from nexofork.core.query_source import writes_snapshot
 from nexofork.core.replacement import ContentReplacementState
 from nexofork.core.spans import read_json
-from nexofork.errors import BadRequestBody
+from nexofork.errors import BadRequestBody, EmptySlot
 
 if TYPE_CHECKING:
     from nexofork.core.reply import Reply
@@ -228,6 +228,17 @@ class CacheSafeSlot:
         """Return the newest snapshot; it is immutable, so the caller's copy cannot change under it."""
         with self._lock:
             return self._params
+
+    def snapshot(self) -> CacheSafeParams:
+        """Return the newest snapshot where there has to be one.
+
+        Raises:
+            EmptySlot: Nothing was saved yet, or it was cleared.
+        """
+        params = self.get()
+        if params is None:
+            raise EmptySlot
+        return params
 
     def clear(self) -> None:
         """Forget the snapshot."""

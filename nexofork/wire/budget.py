@@ -44,7 +44,9 @@ class Account(Message):
     name: str = ""
     """The group's; empty for a fork's own."""
     limit: BudgetLimit = Field(default_factory=BudgetLimit)
+    """What may be billed together."""
     spent: Amount = Field(default_factory=Amount)
+    """What was billed."""
     open: dict[str, Amount] = Field(default_factory=dict)
     """By call: what is set aside."""
 

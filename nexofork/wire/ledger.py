@@ -41,27 +41,38 @@ class BookedCall(BaseModel):
     at: float = Field(ge=0, le=1e11)
     """Unix time it was sent at, or was about to be."""
     run_id: str
+    """Whose call it is."""
     epoch: int = Field(default=1, ge=1)
+    """With run, turn and attempt, the call's name."""
     turn: int = Field(default=1, ge=0)
     """0 for a pre-warm."""
     attempt: int = Field(default=1, ge=1)
+    """Which attempt of the turn's call."""
     model: str = ""
+    """What was called."""
     outcome: Outcome = "confirmed"
+    """`failed` was refused and billed nothing; `unconfirmed` was cut off, or its daemon was lost."""
     billed: tuple[_Count, _Count, _Count, _Count, _Count] | None = None
     """Tokens: fresh, read, written for five minutes, written for an hour, output. None where nothing is known."""
     message_id: str = ""
     error: str = ""
+    """What came of it, where it was no answer."""
     prefix: str = ""
     """Names the prefix that the call's siblings share."""
     warm_tokens: _Count = 0
     """How much of that prefix was in the cache before the call, as far as the daemon knew."""
     ttl: Literal["5m", "1h"] = "5m"
+    """How long what it wrote lives."""
     label: str = ""
+    """The fork's."""
     group: str | None = None
+    """The fork's."""
     parent: str = ""
+    """Who asked for it."""
     host: str = ""
     """The daemon that made it; on the wire, the one that books unless said."""
     pool: str = DEFAULT_POOL
+    """Where it ran."""
 
     @property
     def call_id(self) -> str:

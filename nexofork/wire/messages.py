@@ -1,51 +1,67 @@
 """The messages of a run: what a parent asks for and what a daemon reports.
 
-Decoders ignore fields they do not know and refuse kinds and versions they do not know. Every message carries an id of
-its own: after a publish whose answer was lost, the writer finds out by it whether the message had landed.
+Decoders ignore fields they do not know and refuse kinds and versions they do not know; what a daemon must not ignore,
+a request names (`nexofork.wire.needs`). Every message carries an id of its own: after a publish whose answer was lost,
+the writer finds out by it whether the message had landed.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import uuid
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from nexofork.errors import BadMessage
+from nexofork.errors import BadMessage, NewerMessage
+from nexofork.wire.contents import (
+    REQUEST_VERSION,
+    VERSION,
+    Amount,
+    BlobRef,
+    BudgetLimit,
+    CallBudget,
+    Delta,
+    FilterSpec,
+    Message,
+    Payload,
+    WireModel,
+)
+from nexofork.wire.parent_tools import ParentTools
+from nexofork.wire.permissions import PermissionPolicy
+from nexofork.wire.request import Parent, Requested
+from nexofork.wire.workspace import TreeState  # noqa: TC001 - the models are built with it
 
 __all__ = [
     "INLINE_BYTES",
+    "REQUEST_VERSION",
     "VERSION",
     "AbortEvent",
     "Amount",
     "Answer",
+    "AnyReport",
     "Asked",
     "BlobRef",
     "BudgetLimit",
     "CallBudget",
     "CallStarted",
+    "Checkpoint",
     "Claimed",
+    "Compacted",
     "Daemon",
     "Delivered",
     "Delta",
     "Event",
+    "FilterSpec",
     "Final",
     "FirstCall",
     "HandedOver",
     "Message",
     "Parent",
+    "ParentTools",
     "Payload",
+    "PermissionPolicy",
+    "Permitted",
     "Presence",
     "Report",
     "Requested",
@@ -53,6 +69,7 @@ __all__ = [
     "ToolStarted",
     "Turn",
     "Warming",
+    "WorkspaceReady",
     "announced_call",
     "decode_event",
     "decode_report",
@@ -60,156 +77,8 @@ __all__ = [
     "new_run_id",
 ]
 
-VERSION: Literal[1] = 1
 INLINE_BYTES = 32 * 1024
 """Payloads above this travel as blobs, so that the log never fills up with content."""
-
-_HEX = r"^[0-9a-f]{64}$"
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class BlobRef(_Model):
-    """A content kept beside the log: a name to find it by, a digest to check it with."""
-
-    owner: Literal["parent", "daemon"]
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
-    """Usually the digest itself, and then left out; another one where that name was taken."""
-    sha256: str = Field(pattern=_HEX)
-    size: int = Field(ge=0)
-    chunks: int = Field(ge=1, le=100_000)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "name" not in data:
-            return {**data, "name": data.get("sha256")}
-        return data
-
-    @model_serializer(mode="wrap")
-    def _briefly(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        plain: dict[str, Any] = serialise(self)
-        if self.name == self.sha256:
-            plain.pop("name", None)
-        return plain
-
-
-class Delta(_Model):
-    """A content that keeps both ends of another one: what a parent's next turn adds to its last."""
-
-    base: BlobRef
-    prefix: int = Field(ge=0)
-    """How many bytes of the base come first."""
-    suffix: int = Field(ge=0)
-    """How many bytes of the base come last."""
-    middle: BlobRef | str
-    """What stands between them; a string is taken as UTF-8."""
-    sha256: str = Field(pattern=_HEX)
-    """Of the whole."""
-    size: int = Field(ge=0)
-
-
-class Payload(_Model):
-    """Bytes, one way or another. Text is the bytes' UTF-8; it keeps them exactly."""
-
-    text: str | None = None
-    blob: BlobRef | None = None
-    delta: Delta | None = None
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Payload:
-        if sum(way is not None for way in (self.text, self.blob, self.delta)) != 1:
-            raise ValueError("give exactly one of text, blob and delta")
-        return self
-
-
-class Message(_Model):
-    """What every message has."""
-
-    v: Literal[1] = VERSION
-    id: str = Field(default_factory=lambda: secrets.token_hex(8), max_length=128)
-    at: float = 0.0
-    """Unix time, for people; nothing is decided by it."""
-
-
-class Parent(_Model):
-    """Who asked."""
-
-    id: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
-    host: str = ""
-    agent: str = "main"
-    heartbeat_s: float | None = None
-    """How often the parent says that it is there; None where it does not."""
-
-
-class BudgetLimit(_Model):
-    """The most that may be billed; what is left out is not limited."""
-
-    usd: float | None = Field(default=None, gt=0)
-    tokens: int | None = Field(default=None, gt=0)
-
-
-class Amount(_Model):
-    """Tokens and dollars; both are counted, whichever of them is limited."""
-
-    tokens: int = Field(default=0, ge=0)
-    """All tokens count: fresh, read, written and output."""
-    usd: float = Field(default=0.0, ge=0)
-    """0 where the model's price is not known; no dollars are limited then."""
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(tokens=self.tokens + other.tokens, usd=self.usd + other.usd)
-
-
-class CallBudget(_Model):
-    """What the log keeps of the money set aside for a call, so that whoever takes the run over knows what it cost."""
-
-    key: str
-    """Names the reservation in the group's account."""
-    spent: Amount
-    """By the run, before this call."""
-    reserved: Amount
-
-
-class Requested(Message):
-    """Run a fork. The smallest valid one has a snapshot and a directive."""
-
-    kind: Literal["requested"] = "requested"
-    snapshot: Payload
-    """The parent's request body."""
-    directive: str = Field(min_length=1)
-    reply: Payload | None = None
-    """The assistant message it got: an API response or a content array."""
-    headers: dict[str, str] = Field(default_factory=dict)
-    query: list[tuple[str, str]] = Field(default_factory=list)
-    exact: bool = True
-    sent_at: float | None = None
-    workspace_id: str | None = None
-    notes: list[str] = Field(default_factory=list)
-    label: str = "fork"
-    query_source: str = "agent:builtin:fork"
-    parent: Parent = Field(default_factory=Parent)
-    group: str | None = None
-    boilerplate: bool = True
-    overrides: dict[str, Any] = Field(default_factory=dict)
-    agent_id: str | None = None
-    reminder: str | None = None
-    allow_cache_break: bool = False
-    max_turns: int = Field(default=200, ge=1)
-    timeout_s: float | None = Field(default=None, gt=0)
-    on_parent_gone: Literal["continue", "abort"] = "continue"
-    skip_transcript: bool = False
-    replacements: dict[str, Any] | None = None
-    siblings: int | None = Field(default=None, ge=1)
-    """How many children were asked for together, this one included; None where nobody counted."""
-    warm_up: Literal["auto", "all_at_once", "leader_first", "prewarm"] = "auto"
-    """How the fan-out starts on a prefix that nobody has written yet."""
-    budget: BudgetLimit | None = None
-    """What this run may cost."""
-    group_budget: BudgetLimit | None = None
-    """What all runs of the group may cost together; the first to say so sets it."""
 
 
 class AbortEvent(Message):
@@ -217,36 +86,48 @@ class AbortEvent(Message):
 
     kind: Literal["abort"] = "abort"
     note: str = ""
+    """Why; the child's result says it."""
     by: str = ""
+    """Who, for people."""
 
 
 class Answer(Message):
     """What a parent puts in a run's inbox."""
 
     kind: Literal["answer", "message", "abort", "alive"]
+    """`alive` is a parent's heartbeat; `abort` is for a log that is full."""
     text: str = ""
+    """For a message, what the child reads; for a permission, a note for the model."""
     data: dict[str, Any] = Field(default_factory=dict)
+    """For an answer: what was asked for."""
 
 
-class Daemon(_Model):
+class Daemon(WireModel):
     """Which daemon speaks."""
 
     nkey: str = "local"
+    """Its public key; `local` on a server without accounts."""
     instance: str = ""
+    """Names this start of it."""
     host: str = ""
+    """Its host's name."""
     name: str = ""
+    """What people call it."""
 
 
 class _Report(Message):
     epoch: int = Field(ge=1)
 
 
-class FirstCall(_Model):
+class FirstCall(WireModel):
     """The model call that goes out along with a claim; see `CallStarted`, whose place it takes."""
 
     model: str = ""
+    """The model that is called."""
     prefix: str = ""
+    """Names the prefix that the call's siblings share."""
     decision: dict[str, Any] | None = None
+    """How the fan-out was started, and by which numbers."""
 
 
 class Claimed(_Report):
@@ -268,7 +149,9 @@ class CallStarted(_Report):
     turn: int = Field(ge=0)
     """0 for a pre-warm."""
     attempt: int = Field(default=1, ge=1)
+    """Which attempt of the turn's call."""
     model: str = ""
+    """The model that is called."""
     prefix: str = ""
     """Names the prefix that the call's siblings share."""
     decision: dict[str, Any] | None = None
@@ -297,10 +180,13 @@ class Turn(_Report):
     message_id: str = ""
     usage: dict[str, Any] = Field(default_factory=dict)
     retries: int = 0
+    """How many attempts came before the one that was answered."""
     truncated_tool: str | None = None
     """The tool whose call the reply was cut off in; the call is not among the content."""
     cache: dict[str, Any] | None = None
     """On the first turn: what was read, against what should have been."""
+    notes: list[str] = Field(default_factory=list)
+    """On the first turn: what the daemon told the child behind the request's own notes."""
 
 
 class ToolStarted(_Report):
@@ -311,6 +197,9 @@ class ToolStarted(_Report):
     call_id: str
     name: str
     read_only: bool = False
+    """Whether it changes nothing, so that whoever takes the run over may run it again."""
+    bubbled: bool = False
+    """Whether the parent runs it, once per question: whoever takes the run over may ask again."""
 
 
 class ToolFinished(_Report):
@@ -320,7 +209,9 @@ class ToolFinished(_Report):
     turn: int
     call_id: str
     block: Payload
+    """The ``tool_result``, as wire bytes."""
     is_error: bool = False
+    """Whether it says so."""
 
 
 class Delivered(_Report):
@@ -329,7 +220,26 @@ class Delivered(_Report):
     kind: Literal["delivered"] = "delivered"
     turn: int
     ids: list[str]
+    """The names they have in the inbox."""
     texts: list[str]
+    """Empty where the run keeps no transcript."""
+
+
+class Compacted(_Report):
+    """The child's own turns were summarised because they no longer fit; said before the summary is used."""
+
+    kind: Literal["compacted"] = "compacted"
+    turn: int = Field(ge=1)
+    """Behind which turn; what stands between the directive and here is left out of all later requests."""
+    note: Payload
+    """What stands in its place, as text: the summary, and how many turns it stands for."""
+    left_out: int = 0
+    """How many of the turns, the newest ones, did not fit the call that wrote the summary either."""
+    attempt: int = Field(default=1, ge=1)
+    """Which attempt of the next turn's call wrote it."""
+    message_id: str = ""
+    usage: dict[str, Any] = Field(default_factory=dict)
+    stop_reason: str | None = None
 
 
 class Asked(_Report):
@@ -337,10 +247,61 @@ class Asked(_Report):
 
     kind: Literal["asked"] = "asked"
     ask_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
-    what: Literal["blob"] = "blob"
+    """For a tool call it is made from the call, so that whoever takes the run over asks the same question."""
+    what: Literal["blob", "tool", "permission"] = "blob"
+    """A content that is gone, a tool of the parent's, or whether a call may run."""
     payload: Payload
-    """The content that could not be had."""
+    """The content that could not be had; else the arguments of the tool call, as a JSON object."""
     deadline_s: float = Field(gt=0)
+    """How long the answer is waited for."""
+    turn: int = 0
+    call_id: str = ""
+    name: str = ""
+    """The tool, by the name the parent's schema gives it; for a permission by the name it has here, as rules do."""
+    rules: list[str] = Field(default_factory=list)
+    """For a permission: what an answer that is remembered would allow, or deny, for the rest of the run."""
+
+
+class Permitted(_Report):
+    """Whether a call that was asked for may run; said before it does, so that whoever takes the run over knows."""
+
+    kind: Literal["permitted"] = "permitted"
+    ask_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
+    """The question."""
+    turn: int = 0
+    call_id: str = ""
+    name: str = ""
+    allowed: bool = False
+    """Whether the call runs."""
+    how: Literal["answer", "deadline"] = "answer"
+    """Whether somebody answered, or nobody in time."""
+    note: str = ""
+    """What the model is told with a denial."""
+    rules: list[str] = Field(default_factory=list)
+    """What is remembered of it for the rest of the run."""
+    by: str = ""
+    """Who answered."""
+
+
+class WorkspaceReady(_Report):
+    """The run's workspace is set up; said before the first turn, because its notice is part of the prompt."""
+
+    kind: Literal["workspace"] = "workspace"
+    root: str
+    """Where it is now."""
+    notice: str = ""
+    """What the child is told of it, behind its directive: the same on every daemon, whatever the root is there."""
+
+
+class Checkpoint(_Report):
+    """What the workspace is behind a turn that may have changed it; the answers before it are in force."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    turn: int = Field(ge=0)
+    state: TreeState
+    """What the repository was."""
+    bundle: BlobRef | None = None
+    """What it needs beyond the checkpoint before it; None where nothing is new."""
 
 
 class HandedOver(_Report):
@@ -348,6 +309,7 @@ class HandedOver(_Report):
 
     kind: Literal["handed_over"] = "handed_over"
     reason: str = ""
+    """Why, for people."""
 
 
 class Final(_Report):
@@ -355,6 +317,7 @@ class Final(_Report):
 
     kind: Literal["final"] = "final"
     status: str
+    """`completed`, `failed`, `aborted`, `timed_out`, `max_turns`, `over_budget` or `refused`."""
     result: Payload
     """The whole result, as JSON text."""
 
@@ -365,12 +328,22 @@ class Presence(Message):
     kind: Literal["presence"] = "presence"
     daemon: Daemon
     version: str = ""
+    """Of nexofork."""
     pool: str = "fork"
+    """Where it takes work."""
     slots: int = 0
+    """How many runs it takes at once; 0 while it drains."""
     running: int = 0
+    """How many it has."""
     draining: bool = False
+    """Whether it takes no more."""
     workspace_id: str | None = None
     sandbox: str = "none"
+    """What commands run in: `bwrap`, or `none` where they run bare."""
+    reads: int = 1
+    """The newest version of a request that it can run."""
+    knows: list[str] = Field(default_factory=list)
+    """What a request may need of it."""
 
 
 class Warming(Message):
@@ -378,6 +351,7 @@ class Warming(Message):
 
     kind: Literal["warmth"] = "warmth"
     state: Literal["cold", "warming", "warm"]
+    """Whether nobody has written it, somebody is writing it, or it can be read."""
     by: str = ""
     """The daemon's instance that writes or wrote it."""
     since: float = 0.0
@@ -389,15 +363,25 @@ class Warming(Message):
 
 
 Event: TypeAlias = Annotated[Requested | AbortEvent, Field(discriminator="kind")]
-Report: TypeAlias = Annotated[
-    Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final,
-    Field(discriminator="kind"),
-]
+AnyReport: TypeAlias = (
+    Claimed
+    | CallStarted
+    | Turn
+    | ToolStarted
+    | ToolFinished
+    | Delivered
+    | Compacted
+    | Asked
+    | Permitted
+    | WorkspaceReady
+    | Checkpoint
+    | HandedOver
+    | Final
+)
+Report: TypeAlias = Annotated[AnyReport, Field(discriminator="kind")]
 
 _events: TypeAdapter[Requested | AbortEvent] = TypeAdapter(Event)
-_reports: TypeAdapter[
-    Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final
-] = TypeAdapter(Report)
+_reports: TypeAdapter[AnyReport] = TypeAdapter(Report)
 
 
 def new_run_id() -> str:
@@ -418,35 +402,49 @@ def decode_event(data: bytes) -> Requested | AbortEvent:
     """Read what a parent published.
 
     Raises:
-        BadMessage: It is not an event this version knows.
+        NewerMessage: It is of a version that this one does not know.
+        BadMessage: It is not an event.
     """
-    return _decode(_events, data, "event")
+    return _decode(_events, data, "event", newest=REQUEST_VERSION)
 
 
-def decode_report(
-    data: bytes,
-) -> Claimed | CallStarted | Turn | ToolStarted | ToolFinished | Delivered | Asked | HandedOver | Final:
+def decode_report(data: bytes) -> AnyReport:
     """Read what a daemon published.
 
     Raises:
-        BadMessage: It is not a report this version knows.
+        NewerMessage: It is of a version that this one does not know.
+        BadMessage: It is not a report.
     """
-    return _decode(_reports, data, "report")
+    return _decode(_reports, data, "report", newest=VERSION)
 
 
 T = TypeVar("T")
 
 
-def _decode(adapter: TypeAdapter[T], data: bytes, what: str) -> T:
+def _decode(adapter: TypeAdapter[T], data: bytes, what: str, *, newest: int) -> T:
     try:
         return adapter.validate_json(data)
     except ValidationError as exc:
+        if (version := _version(data)) > newest:
+            raise NewerMessage(what, version=version, newest=newest) from exc
         raise BadMessage(f"is not a valid {what}: {_reason(exc)}", fix=_FIX) from exc
     except RecursionError as exc:
         raise BadMessage(f"is not a valid {what}: nested too deeply", fix=_FIX) from exc
 
 
-_FIX = "See docs/protocol.md for the messages of version 1."
+_FIX = "See docs/protocol.md for the messages."
+
+
+class _Stamp(WireModel):
+    v: int = Field(default=0, le=1_000_000, strict=True)
+
+
+def _version(data: bytes) -> int:
+    """Return the version that a message which cannot be read says it has; 0 where it says none."""
+    try:
+        return _Stamp.model_validate_json(data).v
+    except (ValidationError, RecursionError):
+        return 0
 
 
 def _reason(exc: ValidationError) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "inbox",
     "inbox_filter",
     "ledger",
+    "live_pool",
     "live_presence",
     "live_reports",
     "live_warm",
@@ -130,6 +131,16 @@ def live_reports(run_id: str, pool: str = DEFAULT_POOL) -> str:
     'live.fork.r1.reports'
     """
     return f"live.{check_token(pool, 'pool')}.{check_token(run_id, 'run id')}.reports"
+
+
+def live_pool(pool: str = DEFAULT_POOL) -> tuple[str, str]:
+    """Server to watchers of a whole pool: every report, and every event where the role may see them.
+
+    >>> live_pool()
+    ('live.fork.*.reports', 'live.fork.*.events')
+    """
+    name = check_token(pool, "pool")
+    return f"live.{name}.*.reports", f"live.{name}.*.events"
 
 
 def delta(run_id: str, pool: str = DEFAULT_POOL) -> str:

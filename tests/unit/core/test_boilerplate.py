@@ -15,6 +15,7 @@ from nexofork.core.boilerplate import (
     text_block,
     worktree_notice,
 )
+from nexofork.core.report import parse_report
 from nexofork.errors import BadDirective
 from tests.strategies import directives, examples
 
@@ -30,6 +31,38 @@ def test_boilerplate_stands_between_its_tags() -> None:
 def test_boilerplate_asks_for_every_field_of_a_report(field: str) -> None:
     """What the parser reads is what the child is told to write."""
     assert f"\n{field}" in BOILERPLATE
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("it is the fork, not the agent it was copied from", "From here on you are a fork: a copy of the agent above"),
+        ("what the parent was told of forking is not for it", "was meant for it, not for you"),
+        ("it starts no agent", "Start no other agent; the Agent tool will refuse you"),
+        ("it holds no conversation", "Hold no conversation: no questions, no proposals"),
+        ("it says nothing between tool calls", "no prose between tool calls"),
+        ("it uses its tools itself", "Do the work yourself with the tools you have"),
+        ("it stays in scope", "Stay within the directive"),
+        ("it commits before it reports", "Commit what you changed before you report"),
+        ("it reports once and briefly", "End with one report of under 500 words"),
+        ("its report begins with its scope", 'begins with "Scope:"'),
+    ],
+)
+def test_boilerplate_states_every_rule_of_a_fork(rule: str, words: str) -> None:
+    """A child that reads nothing else knows how to behave; these words are bytes that all fleets share."""
+    assert words in BOILERPLATE, rule
+
+
+def test_a_report_in_the_form_that_is_asked_for_is_well_formed() -> None:
+    """The lines the boilerplate shows are the ones the parser reads, in their order."""
+    shown = BOILERPLATE[BOILERPLATE.rindex("\nScope:") : BOILERPLATE.index("\nThe directive follows")].strip()
+    report = parse_report(shown)
+
+    assert report.well_formed
+    assert (report.scope, report.result) == ("the directive as you took it", "what you did or found")
+    assert report.key_files == ("the paths that matter",)
+    assert report.files_changed == ("paths and commit", "or none")
+    assert report.issues == ("what is left open, or none",)
 
 
 def test_boilerplate_can_be_sent_as_plain_ascii() -> None:

@@ -16,6 +16,7 @@ from nexofork.wire.messages import (
     Asked,
     BlobRef,
     Claimed,
+    Compacted,
     Daemon,
     Delivered,
     Delta,
@@ -23,6 +24,8 @@ from nexofork.wire.messages import (
     HandedOver,
     Parent,
     Payload,
+    PermissionPolicy,
+    Permitted,
     Presence,
     Requested,
     ToolFinished,
@@ -44,6 +47,39 @@ EVENTS: dict[str, tuple[Requested | AbortEvent, str]] = {
     "the smallest request": (
         Requested(id="m1", snapshot=Payload(text="{}"), directive="look"),
         '{"id":"m1","snapshot":{"text":"{}"},"directive":"look","v":1,"kind":"requested"}',
+    ),
+    "a request that maps tools": (
+        Requested(
+            id="m0",
+            snapshot=Payload(text="{}"),
+            directive="look",
+            tool_names={"sh": "Bash"},
+            file_state=Payload(text="{}"),
+        ),
+        '{"id":"m0","snapshot":{"text":"{}"},"directive":"look","tool_names":{"sh":"Bash"},'
+        '"file_state":{"text":"{}"},"v":1,"kind":"requested"}',
+    ),
+    "a request with a policy": (
+        Requested(
+            id="m6",
+            snapshot=Payload(text="{}"),
+            directive="look",
+            permissions=PermissionPolicy(mode="bubble", allow=["Bash(git commit *)"], deadline_s=9.0),
+        ),
+        '{"id":"m6","snapshot":{"text":"{}"},"directive":"look","permissions":{"mode":"bubble",'
+        '"allow":["Bash(git commit *)"],"deadline_s":9.0},"v":1,"kind":"requested"}',
+    ),
+    "a request that goes on": (
+        Requested(
+            id="m9",
+            snapshot=Payload(text="{}"),
+            directive="more",
+            continues="run-1",
+            answers=Payload(text="[]"),
+            compaction=False,
+        ),
+        '{"id":"m9","snapshot":{"text":"{}"},"directive":"more","continues":"run-1","answers":{"text":"[]"},'
+        '"compaction":false,"v":1,"kind":"requested"}',
     ),
     "a request by reference": (
         Requested(
@@ -101,10 +137,36 @@ REPORTS: dict[str, tuple[Any, str]] = {
         Delivered(id="m8", epoch=1, turn=2, ids=["a"], texts=["also look there"]),
         '{"id":"m8","epoch":1,"turn":2,"ids":["a"],"texts":["also look there"],"v":1,"kind":"delivered"}',
     ),
+    "compacted": (
+        Compacted(id="m9", epoch=1, turn=3, note=Payload(text="so far"), left_out=1, attempt=2, usage={"input": 3}),
+        '{"id":"m9","epoch":1,"turn":3,"note":{"text":"so far"},"left_out":1,"attempt":2,"usage":{"input":3},'
+        '"v":1,"kind":"compacted"}',
+    ),
     "asked": (
         Asked(id="m5", epoch=1, ask_id="q1", payload=Payload(blob=REF), deadline_s=5.0),
         '{"id":"m5","epoch":1,"ask_id":"q1","payload":{"blob":{"owner":"parent","name":"n1","sha256":"<sha>","size":5,'
         '"chunks":1}},"deadline_s":5.0,"v":1,"kind":"asked"}',
+    ),
+    "asked for a permission": (
+        Asked(
+            id="m9",
+            epoch=1,
+            ask_id="permission-1-0",
+            what="permission",
+            payload=Payload(text="{}"),
+            deadline_s=5.0,
+            turn=1,
+            call_id="c1",
+            name="Bash",
+            rules=["Bash(ls)"],
+        ),
+        '{"id":"m9","epoch":1,"ask_id":"permission-1-0","what":"permission","payload":{"text":"{}"},"deadline_s":5.0,'
+        '"turn":1,"call_id":"c1","name":"Bash","rules":["Bash(ls)"],"v":1,"kind":"asked"}',
+    ),
+    "permitted": (
+        Permitted(id="m10", epoch=1, ask_id="permission-1-0", name="Bash", allowed=True, rules=["Bash(ls)"]),
+        '{"id":"m10","epoch":1,"ask_id":"permission-1-0","name":"Bash","allowed":true,"rules":["Bash(ls)"],'
+        '"v":1,"kind":"permitted"}',
     ),
     "handed over": (
         HandedOver(id="m6", epoch=1, reason="drain"),
@@ -233,7 +295,18 @@ json_values = st.recursive(
 FIELDS = sorted(
     {name for model in (Requested, AbortEvent, Claimed, Turn, ToolStarted, Asked, Final) for name in model.model_fields}
 )
-KINDS = ["requested", "abort", "claimed", "turn", "tool_started", "tool_finished", "asked", "handed_over", "final"]
+KINDS = [
+    "requested",
+    "abort",
+    "claimed",
+    "turn",
+    "tool_started",
+    "tool_finished",
+    "compacted",
+    "asked",
+    "handed_over",
+    "final",
+]
 
 
 @settings(max_examples=300, deadline=None)
