@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nexofork.core.markers import TTL_S
+from nexofork.core.query_source import is_named
 from nexofork.economics.prices import model_facts
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def check_first_call(
     expected = _expected(params.cache_safe)
     diagnosis = _diagnosis(started.diagnostics)
     cause, detail = None, ""
-    if usage.hit_ratio < THRESHOLD:
+    if usage.hit_ratio < THRESHOLD and not _begins(params, usage, decision):
         call = _Call(
             params=params,
             plan=plan,
@@ -118,6 +119,13 @@ def check_first_call(
         detail=detail,
         diagnosis=diagnosis if cause else None,
     )
+
+
+def _begins(params: ForkParams, usage: Usage, decision: Mapping[str, Any]) -> bool:
+    """Whether a named agent had nothing to read: no parent sent its prefix, so the first of its siblings writes it."""
+    shared, warm = decision.get("shared_tokens") or 0, decision.get("warm_tokens") or 0
+    cold = decision.get("role") in ("leader", "free") and 2 * warm <= shared
+    return is_named(params.query_source) and (cold or usage.cache_read_tokens > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,9 @@ from nexofork.engine.quoting import CallQuotes
 from nexofork.engine.result import CallRecord
 from nexofork.errors import ProviderError
 from nexofork.providers.provider import CallRetried, MessageFinished, MessageStarted, ModelRequest, TextDelta
-from nexofork.telemetry import cache_break_detected
+from nexofork.telemetry import metrics
+from nexofork.telemetry.spans import cache_break_detected
+from nexofork.telemetry.work import ChatTrace, chat_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +82,8 @@ class _Attempt:
     sent_at: float = 0.0
     """0 until it was announced."""
     over: bool = False
+    summary: bool = False
+    """Whether it summarises the conversation before the turn, and is no turn itself."""
 
 
 class ModelCalls:
@@ -148,6 +152,22 @@ class ModelCalls:
             if lead is not None:
                 lead.gave_up()
 
+    async def summarise(self, turn: int, prompt: ChildPrompt) -> tuple[Reply, int]:
+        """Make a call that stands before a turn and is none: paid for and booked, and not part of the conversation.
+
+        Returns:
+            The reply, and which attempt of the turn's calls it was.
+
+        Raises:
+            OverBudget: It would pass the budget; it was not sent.
+            ProviderError: It failed and trying again did not help or would not.
+        """
+        snapshot = self._params.cache_safe
+        request = ModelRequest(body=prompt.body(), headers=snapshot.headers, query=snapshot.query)
+        attempt = await self._reserve(turn, request, summary=True)
+        reply, retries = await self._stream(request, attempt, None)
+        return reply, retries + 1
+
     @property
     def _ttl(self) -> str:
         return self._prompt.ttl or ttl_of(self._params.cache_safe)
@@ -211,7 +231,7 @@ class ModelCalls:
             )
         )
 
-    async def _reserve(self, turn: int, request: ModelRequest) -> _Attempt:
+    async def _reserve(self, turn: int, request: ModelRequest, *, summary: bool = False) -> _Attempt:
         """Set aside what the next attempt of a turn may cost."""
 
         def quote() -> Amount:
@@ -220,7 +240,7 @@ class ModelCalls:
 
         reservation = await self._purse.reserve(quote)
         self._attempts[turn] += 1
-        return _Attempt(turn=turn, number=self._attempts[turn], reservation=reservation)
+        return _Attempt(turn=turn, number=self._attempts[turn], reservation=reservation, summary=summary)
 
     async def _announce(self, attempt: _Attempt) -> None:
         """Put the attempt on the log before anything is sent."""
@@ -263,24 +283,38 @@ class ModelCalls:
                 ttl=self._ttl,
             )
         )
+        if usage is not None:
+            metrics.call_billed(self._params.model, usage)
         unknown = outcome == "unconfirmed" or (outcome == "confirmed" and not (usage and usage.prompt_tokens))
         attempt.reservation.settle(usage or Usage(), at_least_reserved=unknown)
 
     async def _stream(self, request: ModelRequest, attempt: _Attempt, lead: Lead | None) -> tuple[Reply, int]:
+        model = self._params.model
+        with chat_span(model, run_id=self._run_id, turn=attempt.turn, summary=attempt.summary) as traced:
+            return await self._streamed(request, attempt, lead, traced)
+
+    async def _streamed(
+        self, request: ModelRequest, attempt: _Attempt, lead: Lead | None, traced: ChatTrace
+    ) -> tuple[Reply, int]:
         try:
             await self._announce(attempt)
             async with aclosing(self._llm.stream(request)) as events:
                 async for event in events:
                     match event:
                         case MessageStarted():
+                            traced.began(event.model, event.message_id)
                             self._began(event, attempt, lead)
+                        case TextDelta() if attempt.summary:
+                            pass  # it is said to nobody but the child itself
                         case TextDelta():
                             self._emit(TextStreamed(run_id=self._run_id, text=event.text))
                         case CallRetried():
+                            traced.retried(event.error, event.delay_s)
                             attempt = await self._again(request, attempt, event)
                             if lead is not None:
                                 lead.pauses(event.delay_s)
                         case MessageFinished():
+                            traced.finished(event.reply, attempts=attempt.number)
                             await self._finished(event.reply, attempt)
                             return event.reply, attempt.number - 1
         except ProviderError as exc:
@@ -301,7 +335,7 @@ class ModelCalls:
         self._emit(
             CallFailedOnce(run_id=self._run_id, turn=attempt.turn, error=str(retried.error), delay_s=retried.delay_s)
         )
-        following = await self._reserve(attempt.turn, request)
+        following = await self._reserve(attempt.turn, request, summary=attempt.summary)
         try:
             await self._announce(following)
         except BaseException:
@@ -315,7 +349,18 @@ class ModelCalls:
         if self._progress.open is not None:
             # Until it is on the log it does not count as a turn, but it is billed in full.
             self._progress.open = replace(self._progress.open, usage=reply.usage)
-        if attempt.turn:
+        if attempt.summary:
+            self._progress.calls.append(
+                CallRecord(
+                    turn=attempt.turn,
+                    message_id=reply.message_id or "",
+                    usage=reply.usage,
+                    stop_reason=reply.stop_reason,
+                    retries=0,
+                    summary=True,
+                )
+            )
+        elif attempt.turn:
             cache = self._progress.cache if attempt.turn == 1 else None
             await self._journal.turn_finished(attempt.turn, reply, retries=attempt.number - 1, cache=cache)
         self._progress.open = None
@@ -332,6 +377,7 @@ class ModelCalls:
             retries=0,
             complete=False,
         )
+        metrics.call_began(self._params.model, time.time() - attempt.sent_at)
         if lead is None:
             return
         usage = started.usage
@@ -350,6 +396,7 @@ class ModelCalls:
             sent_at=attempt.sent_at,
         )
         self._progress.cache = check
+        metrics.first_call_read(self._params.model, check.hit_ratio)
         if check.cause is not None:
             self._emit(CacheBreakDetected(run_id=self._run_id, check=check))
             cache_break_detected(

@@ -6,11 +6,21 @@ A tool that fails, is denied or does not exist is an answer the model can act on
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nexofork.core.prompt import ToolAnswer
+from nexofork.core.query_source import is_named, may_start_agents
+from nexofork.engine.filters import added_environment, gated_inside
+from nexofork.engine.permissions import Gate, Passage
+from nexofork.engine.tool_names import AGENT_TOOL
+from nexofork.telemetry.spans import tool_denied
+from nexofork.telemetry.work import tool_span
+from nexofork.wire.parent_tools import ParentTools
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AGENT_TOOL",
     "FunctionTools",
+    "GatedTools",
     "NoTools",
     "ToolCall",
     "ToolDispatcher",
@@ -33,13 +44,21 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-AGENT_TOOL = "Agent"
-"""The tool by which a parent forks: it stays in the child's tool list for its bytes, and is refused when called."""
+_OWN_NAMES: Mapping[str, str] = MappingProxyType({})
 
 _REFUSE_AGENT = (
     "You are a fork and cannot start agents. Do this part of the directive yourself with the other tools, "
     "or name it under Issues in your report."
 )
+_REFUSE_NESTED = (
+    "You were started by an agent that was itself started by one, so you cannot start agents. Do this part yourself "
+    "with the other tools, or say in your answer what is left."
+)
+
+
+def _allow(name: str, arguments: dict[str, Any]) -> str | None:
+    """Deny nothing."""
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +71,12 @@ class ToolCall:
     input: dict[str, Any]
     context: ParentContext
     """The fork's own context: a copy in which changes to the parent's state do nothing."""
+    deny: Callable[[str, dict[str, Any]], str | None] = _allow
+    """Asks the fork's filter once more, about what the call turned out to mean: a path without links, an inner call."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What a command must be run with, beside its usual environment: the filter let it run on that condition."""
+    turn: int = 0
+    """The turn of the fork that it is part of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +126,12 @@ class FunctionTools:
         *,
         parallel: Sequence[str] = (),
         read_only: Sequence[str] = (),
+        gates_inside: Sequence[str] = (),
     ) -> None:
         self._functions = dict(functions)
         self._parallel = frozenset(parallel)
         self._read_only = frozenset(read_only)
+        self._gates_inside = frozenset(gates_inside)
 
     async def dispatch(self, call: ToolCall) -> ToolOutcome:
         """Run the function of that name."""
@@ -122,6 +149,42 @@ class FunctionTools:
     def read_only(self, call: ToolCall) -> bool:
         """Whether the tool was named as one that changes nothing."""
         return call.name in self._read_only
+
+    def gates_inside(self, name: str) -> bool:
+        """Whether the tool was named as one that passes its inner calls through the filter again."""
+        return name in self._gates_inside
+
+    def offered(self) -> ParentTools:
+        """Say what a parent with these tools runs for its children on other hosts."""
+        return ParentTools(
+            names=sorted(self._functions),
+            parallel=sorted(self._parallel),
+            read_only=sorted(self._read_only),
+            gates_inside=sorted(self._gates_inside),
+        )
+
+
+class GatedTools:
+    """Another dispatcher's tools, behind the filter of the call they are called from: what a REPL calls inside."""
+
+    def __init__(self, dispatcher: ToolDispatcher, outer: ToolCall) -> None:
+        self._dispatcher = dispatcher
+        self._outer = outer
+
+    async def dispatch(self, call: ToolCall) -> ToolOutcome:
+        """Run the call if the filter lets it."""
+        if (reason := self._outer.deny(call.name, call.input)) is not None:
+            return _not_run(call, reason)
+        inner = replace(call, deny=self._outer.deny, environment=self._outer.environment)
+        return await self._dispatcher.dispatch(inner)
+
+    def parallel(self, call: ToolCall) -> bool:
+        """As the other dispatcher says."""
+        return self._dispatcher.parallel(call)
+
+    def read_only(self, call: ToolCall) -> bool:
+        """As the other dispatcher says."""
+        return self._dispatcher.read_only(call)
 
 
 class ToolWatch(Protocol):
@@ -144,18 +207,24 @@ class ToolRunner:
         tool_filter: ToolFilter,
         replacements: ContentReplacementState,
         watch: ToolWatch,
+        gate: Gate | None = None,
     ) -> None:
         self._dispatcher = dispatcher
+        self._gate = gate or Gate(tools=dispatcher)
         self._filter = tool_filter
         self._replacements = replacements
         self._watch = watch
 
-    async def run(self, calls: Sequence[ToolCall], recorded: Mapping[str, ToolAnswer]) -> list[ToolAnswer]:
+    async def run(
+        self, calls: Sequence[ToolCall], recorded: Mapping[str, ToolAnswer], *, turn: int = 0
+    ) -> list[ToolAnswer]:
         """Return one answer per call, in the order of the calls; what is recorded already is not run again."""
         answers = dict(recorded)
+        for answer in recorded.values():
+            self._remember(answer)
         for group in self._groups([call for call in calls if call.id not in answers]):
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._one(call)) for call in group]
+                running = [tasks.create_task(self._one(call, turn)) for call in group]
             answers.update((task.result().call_id, task.result()) for task in running)
         return [answers[call.id] for call in calls]
 
@@ -171,33 +240,68 @@ class ToolRunner:
             open_group = beside
         return groups
 
-    async def _one(self, call: ToolCall) -> ToolAnswer:
-        outcome = self._refusal(call)
-        if outcome is None:
-            await self._watch.started(call, read_only=self._dispatcher.read_only(call))
-            outcome = await self._dispatched(call)
+    async def _one(self, call: ToolCall, turn: int) -> ToolAnswer:
+        outcome = self._refusal(call) or await self._permitted(call, turn)
         answer = self._answer(call, outcome)
         await self._watch.finished(call, answer)
         return answer
 
-    def _refusal(self, call: ToolCall) -> ToolOutcome | None:
-        if call.name == AGENT_TOOL:
-            return ToolOutcome(content=_REFUSE_AGENT, is_error=True)
-        denial = self._denial(call)
-        if denial is None:
-            return None
-        log.debug("fork.tool_filter", extra={"run_id": call.run_id, "tool": call.name, "reason": denial})
-        return ToolOutcome(content=f"{call.name} was not run: {denial}", is_error=True)
+    async def _permitted(self, call: ToolCall, turn: int) -> ToolOutcome:
+        """Run the call if its permissions let it; it is announced only then."""
+        passage = await self._gate.permit(call, turn)
+        if passage.denial is not None:
+            tool_denied(run_id=call.run_id, tool=call.name, reason=passage.denial)
+            return _not_run(call, passage.denial)
+        await self._watch.started(call, read_only=self._dispatcher.read_only(call))
+        return await self._dispatched(self._admitted(call, passage))
 
-    def _denial(self, call: ToolCall) -> str | None:
+    def _refusal(self, call: ToolCall) -> ToolOutcome | None:
+        source = call.context.query_source
+        if call.name == AGENT_TOOL and not may_start_agents(source):
+            return ToolOutcome(content=_REFUSE_NESTED if is_named(source) else _REFUSE_AGENT, is_error=True)
+        denial = self._denial(call, call.name, call.input)
+        return None if denial is None else _not_run(call, denial)
+
+    def _denial(self, call: ToolCall, name: str, arguments: dict[str, Any]) -> str | None:
+        denial = self._verdict(call, name, arguments)
+        if denial is not None:
+            tool_denied(run_id=call.run_id, tool=name, reason=denial)
+        return denial
+
+    def _verdict(self, call: ToolCall, name: str, arguments: dict[str, Any]) -> str | None:
         try:
-            return self._filter.deny(call.name, call.input)
+            reason = self._filter.deny(name, arguments)
         except Exception as exc:
             # Without a verdict nothing runs.
-            log.warning("the filter raised on %s", call.name, exc_info=exc, extra={"run_id": call.run_id})
+            log.warning("the filter raised on %s", name, exc_info=exc, extra={"run_id": call.run_id})
             return f"the filter failed: {type(exc).__name__}: {exc}"
+        if reason is None and name in gated_inside(self._filter) and not self._gates_inside(name):
+            return "what it calls inside would not pass this fork's filter here. Call the tools directly."
+        return reason
+
+    def _gates_inside(self, name: str) -> bool:
+        """Whether the dispatcher says that the tool asks ``ToolCall.deny`` about its inner calls; most say nothing."""
+        says = getattr(self._dispatcher, "gates_inside", None)
+        return says is not None and bool(says(name))
+
+    def _admitted(self, call: ToolCall, passage: Passage) -> ToolCall:
+        """Return a call that may run, with what that was conditional on."""
+        environment = {**passage.environment, **added_environment(self._filter)}
+        return replace(call, deny=partial(self._inner_denial, call, passage), environment=environment)
+
+    def _inner_denial(self, call: ToolCall, passage: Passage, name: str, arguments: dict[str, Any]) -> str | None:
+        denial = self._denial(call, name, arguments)
+        if denial is None and (denial := self._gate.inside(call, passage, name, arguments)) is not None:
+            tool_denied(run_id=call.run_id, tool=name, reason=denial)
+        return denial
 
     async def _dispatched(self, call: ToolCall) -> ToolOutcome:
+        with tool_span(call.name, call.id, run_id=call.run_id, arguments=call.input) as traced:
+            outcome = await self._outcome(call)
+            traced.answered(outcome.content, is_error=outcome.is_error)
+            return outcome
+
+    async def _outcome(self, call: ToolCall) -> ToolOutcome:
         try:
             outcome: object = await self._dispatcher.dispatch(call)
         except asyncio.CancelledError:
@@ -223,12 +327,43 @@ class ToolRunner:
             content = [self._shortened(f"{call.id}#{index}", block) for index, block in enumerate(content)]
         return ToolAnswer(call_id=call.id, content=content, is_error=outcome.is_error)
 
+    def _remember(self, answer: ToolAnswer) -> None:
+        """Count what another daemon sent, so that the budget for results is spent once per run and not per daemon."""
+        content = json.loads(answer.recorded)["content"] if answer.recorded else answer.content
+        if isinstance(content, str):
+            self._replacements.sent(answer.call_id, content)
+            return
+        for index, block in enumerate(content):
+            if block.get("type") == "text" and isinstance(block.get("text"), str):
+                self._replacements.sent(f"{answer.call_id}#{index}", block["text"])
+
     def _shortened(self, key: str, block: dict[str, Any]) -> dict[str, Any]:
         if block.get("type") != "text" or not isinstance(block.get("text"), str):
             return block
         return {**block, "text": self._replacements.apply(key, block["text"])}
 
 
-def tool_calls(uses: Sequence[ToolUse], *, run_id: str, context: ParentContext) -> list[ToolCall]:
-    """Return the calls of a reply as they go to a dispatcher."""
-    return [ToolCall(run_id=run_id, id=use.id, name=use.name, input=use.input, context=context) for use in uses]
+def _not_run(call: ToolCall, reason: str) -> ToolOutcome:
+    return ToolOutcome(content=f"{call.name} was not run: {reason}", is_error=True)
+
+
+def tool_calls(
+    uses: Sequence[ToolUse],
+    *,
+    run_id: str,
+    context: ParentContext,
+    names: Mapping[str, str] = _OWN_NAMES,
+    turn: int = 0,
+) -> list[ToolCall]:
+    """Return the calls of a reply as they go to a dispatcher, under the names that tools have here."""
+    return [
+        ToolCall(
+            run_id=run_id,
+            id=use.id,
+            name=names.get(use.name, use.name),
+            input=use.input,
+            context=context,
+            turn=turn,
+        )
+        for use in uses
+    ]

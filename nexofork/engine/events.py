@@ -16,12 +16,16 @@ __all__ = [
     "CacheBreakDetected",
     "CallBegan",
     "CallFailedOnce",
+    "ConversationCompacted",
     "FanOutDecided",
     "ForkAsked",
     "ForkClaimed",
     "ForkEnded",
     "ForkEvent",
+    "ForkPermitted",
     "ForkStarted",
+    "MessagesDelivered",
+    "MessagesUndelivered",
     "TextStreamed",
     "ToolFinished",
     "ToolStarted",
@@ -134,12 +138,68 @@ class ToolFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesDelivered:
+    """Messages of the parent's are shown to the child with its next call."""
+
+    run_id: str
+    turn: int
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesUndelivered:
+    """The run ended and the child never read these messages of its parent's."""
+
+    run_id: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationCompacted:
+    """The child's own turns no longer fitted the model; it goes on with a summary of them."""
+
+    run_id: str
+    turns: int
+    """How many turns the summary stands for."""
+    left_out: int
+    """How many of them, the newest ones, whoever wrote it could not read either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkAsked:
     """The run needs something only its parent can give; the parent's client answers what it can by itself."""
 
     run_id: str
     ask_id: str
     what: str
+    """``blob``, ``tool`` or ``permission``."""
+    turn: int = 0
+    call_id: str = ""
+    name: str = ""
+    """The tool that is asked about."""
+    arguments: Mapping[str, Any] | None = None
+    """What it is called with; None where that is not known here."""
+    deadline_s: float | None = None
+    """How long an answer is waited for, from when it was asked."""
+    rules: tuple[str, ...] = ()
+    """What an answer that is remembered would allow, or deny, for the rest of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPermitted:
+    """It is decided whether a call that was asked for may run."""
+
+    run_id: str
+    ask_id: str
+    call_id: str
+    name: str
+    allowed: bool
+    how: str
+    """By an ``answer``, or by the ``deadline``."""
+    note: str = ""
+    rules: tuple[str, ...] = ()
+    """What is remembered of it for the rest of the run."""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +221,10 @@ ForkEvent: TypeAlias = (
     | TurnFinished
     | ToolStarted
     | ToolFinished
+    | MessagesDelivered
+    | MessagesUndelivered
+    | ConversationCompacted
     | ForkAsked
+    | ForkPermitted
     | ForkEnded
 )

@@ -7,25 +7,54 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+from nexofork.engine.result import CallRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nexofork.core.prompt import ToolAnswer
     from nexofork.core.reply import Reply
+    from nexofork.core.usage import Usage
     from nexofork.engine.cache_check import CacheCheck
     from nexofork.engine.dispatch import ToolCall
     from nexofork.engine.mailbox import Letter
     from nexofork.wire.messages import CallBudget
 
-__all__ = ["INTERRUPTED", "Journal", "NoJournal", "RecordedTurn"]
+__all__ = ["INTERRUPTED", "Compaction", "Journal", "MemoryJournal", "NoJournal", "RecordedTurn"]
 
 INTERRUPTED = (
     "This call was interrupted when its host was lost; it may have run in part or in full. "
     "Look at the state it would have changed before you decide whether to repeat it."
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """A summary that took the place of all turns before it, and the call that wrote it."""
+
+    note: str
+    """What stands in their place, as the model reads it."""
+    left_out: int
+    """How many of the turns, the newest ones, did not fit the call either."""
+    attempt: int
+    message_id: str
+    usage: Usage
+    stop_reason: str | None
+
+    def as_call(self, turn: int) -> CallRecord:
+        """Return the call that wrote it, as it is billed before a turn."""
+        return CallRecord(
+            turn=turn,
+            message_id=self.message_id,
+            usage=self.usage,
+            stop_reason=self.stop_reason,
+            retries=0,
+            summary=True,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +65,15 @@ class RecordedTurn:
     answers: Mapping[str, ToolAnswer] = field(default_factory=dict)
     """By tool call: what was answered."""
     interrupted: frozenset[str] = frozenset()
-    """Calls with side effects that were announced and have no answer."""
+    """Calls with side effects that were announced here and have no answer; what the parent runs is asked for again."""
     letters: tuple[Letter, ...] = ()
     """Messages of the parent's that were delivered behind it."""
     retries: int = 0
     cache: CacheCheck | None = None
     at: float = 0.0
     """Unix time it was recorded at."""
+    compactions: tuple[Compaction, ...] = ()
+    """Behind this turn, in order; only the last one is still in the conversation."""
 
 
 class Journal(Protocol):
@@ -63,14 +94,17 @@ class Journal(Protocol):
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """A reply is complete; nothing was done about it yet."""
 
-    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool) -> None:
-        """A tool is about to run."""
+    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool, bubbled: bool = False) -> None:
+        """A tool is about to run, here or at the parent."""
 
     async def tool_finished(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
         """A tool answered."""
 
     async def delivered(self, turn: int, letters: Sequence[Letter]) -> None:
         """Messages are about to be shown to the model, behind this turn."""
+
+    async def compacted(self, turn: int, compaction: Compaction) -> None:
+        """The turns up to this one are about to be replaced by a summary."""
 
 
 class NoJournal:
@@ -91,7 +125,7 @@ class NoJournal:
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """Do nothing."""
 
-    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool) -> None:
+    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool, bubbled: bool = False) -> None:
         """Do nothing."""
 
     async def tool_finished(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
@@ -99,3 +133,55 @@ class NoJournal:
 
     async def delivered(self, turn: int, letters: Sequence[Letter]) -> None:
         """Do nothing."""
+
+    async def compacted(self, turn: int, compaction: Compaction) -> None:
+        """Do nothing."""
+
+
+class MemoryJournal(NoJournal):
+    """Keeps the conversation in this process, so that a fork that ended can be woken."""
+
+    def __init__(self) -> None:
+        self.turns: list[RecordedTurn] = []
+        self.last_sent_at: float | None = None
+        """Unix time of the newest call."""
+
+    async def call_started(
+        self,
+        turn: int,
+        attempt: int,
+        *,
+        model: str,
+        prefix: str,
+        decision: Mapping[str, Any] | None,
+        budget: CallBudget | None = None,
+    ) -> None:
+        """Take note of the time."""
+        self.last_sent_at = time.time()
+
+    async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
+        """Keep the reply."""
+        self.turns.append(RecordedTurn(reply=reply, retries=retries, cache=cache))
+
+    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool, bubbled: bool = False) -> None:
+        """Take note of a call that must not be repeated unseen."""
+        if not read_only:
+            last = self.turns[-1]
+            self.turns[-1] = replace(last, interrupted=last.interrupted | {call.id})
+
+    async def tool_finished(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
+        """Keep the answer."""
+        last = self.turns[-1]
+        self.turns[-1] = replace(
+            last, answers={**last.answers, call.id: answer}, interrupted=last.interrupted - {call.id}
+        )
+
+    async def delivered(self, turn: int, letters: Sequence[Letter]) -> None:
+        """Keep the messages."""
+        last = self.turns[-1]
+        self.turns[-1] = replace(last, letters=(*last.letters, *letters))
+
+    async def compacted(self, turn: int, compaction: Compaction) -> None:
+        """Keep the summary."""
+        last = self.turns[-1]
+        self.turns[-1] = replace(last, compactions=(*last.compactions, compaction))

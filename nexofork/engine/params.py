@@ -12,11 +12,15 @@ from nexofork.core.prompt import ChildPrompt, ForkBase
 from nexofork.core.query_source import QuerySource, refuse_if_fork
 from nexofork.engine.budget import check_budgets
 from nexofork.engine.dispatch import NoTools
+from nexofork.engine.file_state import check_file_state
 from nexofork.engine.filters import AllowAllFilter
+from nexofork.engine.permissions import Permissions
+from nexofork.engine.tool_names import check_tool_names
+from nexofork.engine.workspace import check_workspace
 from nexofork.errors import BadReply, CacheBreak, ForkRefused, WorkspaceMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.economics.fan_out import WarmUp
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.events import ForkEvent
     from nexofork.engine.filters import ToolFilter
+    from nexofork.engine.permissions import PermissionAnswer, PermissionAsk
+    from nexofork.engine.workspace import Workspace
     from nexofork.providers.provider import Provider
 
 __all__ = ["DelegateMode", "ForkOverrides", "ForkParams", "ParentContext", "prepare", "refuse_groupless"]
@@ -59,8 +65,8 @@ class ParentContext:
 
     agent_id: str = "main"
     query_source: str = QuerySource.SDK
-    file_state: Mapping[str, str] = field(default_factory=dict)
-    """Path to SHA-256 of what the agent last saw of a file."""
+    file_state: dict[str, str] = field(default_factory=dict)
+    """Path to SHA-256 of what the agent last saw of a file. A fork has a copy, which is cleared at its end."""
     set_app_state: Callable[..., None] = _nothing
     """Changes the parent's own state; does nothing when called through a fork's context."""
 
@@ -123,6 +129,22 @@ class ForkParams:
     """What this fork may cost; the call that would pass it is not sent."""
     group_budget: Budget | None = None
     """What all forks of the group may cost together."""
+    tool_names: Mapping[str, str] = field(default_factory=dict)
+    """The parent's name of a tool to the name it has here, where they differ; the schema stays as it is."""
+    permissions: Permissions = field(default_factory=Permissions)
+    """Which calls run, are asked for, or are denied; by default all run that the filter lets through."""
+    on_permission: Callable[[PermissionAsk], Awaitable[PermissionAnswer]] | None = None
+    """Answers what the fork asks for; without it, whoever holds the handle or the run's id may, until the deadline."""
+    tool_deadline: float | None = None
+    """Seconds a fork on another host waits for a tool that this parent runs; None is the daemon's own limit."""
+    continues: str | None = None
+    """The finished run whose last request and reply the snapshot is: the same child goes on, so no fork is forked."""
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+    """With `continues`: by tool call of the reply, the ``tool_result`` block that answers it."""
+    compaction: bool = True
+    """Whether the child's own turns are summarised when they no longer fit the model; else the run ends there."""
+    workspace: Workspace | None = None
+    """What the child works in on a daemon: a repository of its own, a shared folder, or nothing."""
 
     @property
     def directive(self) -> str:
@@ -169,12 +191,23 @@ def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
         raise ForkRefused(f"max_turns is {params.max_turns}; give the fork at least one turn.")
     if params.timeout is not None and params.timeout <= 0:
         raise ForkRefused(f"timeout is {params.timeout}; give seconds above 0, or None for no limit.")
+    if params.tool_deadline is not None and not params.tool_deadline > 0:
+        raise ForkRefused(f"tool_deadline is {params.tool_deadline}; give seconds above 0, or None for the daemon's.")
     check_budgets(params.model, params.budget, params.group_budget)
     check_directive(params.directive)
-    refuse_if_fork(params.parent_ctx.query_source, params.cache_safe)
+    refuse_if_fork(params.parent_ctx.query_source, params.cache_safe, continues=params.continues is not None)
     _refuse_cache_breaks(params)
     _check_claimed_call(params)
-    base = ForkBase(params.cache_safe, boilerplate=params.boilerplate, overrides=params.overrides.request)
+    _check_answers(params)
+    check_tool_names(params.tool_names, params.overrides.request.get("tools", params.cache_safe.tools))
+    check_file_state(params.parent_ctx.file_state)
+    check_workspace(params.workspace)
+    base = ForkBase(
+        params.cache_safe,
+        boilerplate=params.boilerplate,
+        overrides=params.overrides.request,
+        answers=params.answers,
+    )
     notes = list(params.notes)
     for note in filter(str.strip, notes):
         check_directive(note)
@@ -223,3 +256,14 @@ def _check_claimed_call(params: ForkParams) -> None:
             f"has no tool_use {params.tool_use_id!r} (it has: {', '.join(known) or 'none'})",
             fix="Pass the reply that made the call, or leave tool_use_id out.",
         )
+
+
+def _check_answers(params: ForkParams) -> None:
+    if not params.answers:
+        return
+    if params.continues is None:
+        raise ForkRefused("Only a run that is continued has answers to its calls; leave `answers` out.")
+    reply = params.cache_safe.reply
+    known = {use.id for use in reply.tool_uses} if reply else set()
+    if unknown := sorted(set(params.answers) - known):
+        raise BadReply(f"has no tool_use {unknown[0]!r} to answer", fix="Pass answers to the calls of this reply.")

@@ -12,6 +12,7 @@ from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
 from nexofork.engine.cache_check import CacheCheck
 from nexofork.errors import BadMessage
+from nexofork.wire.workspace import WorkspaceWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,6 +45,8 @@ class CallRecord:
     retries: int
     complete: bool = True
     """False for a call that began, and was billed, and whose answer never came to its end."""
+    summary: bool = False
+    """Whether it summarised the conversation before the turn it is counted under, and is no turn itself."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the call as JSON values."""
@@ -53,6 +56,7 @@ class CallRecord:
             "stop_reason": self.stop_reason,
             "retries": self.retries,
             "complete": self.complete,
+            "summary": self.summary,
             **self.usage.to_wire(),
         }
 
@@ -60,6 +64,7 @@ class CallRecord:
         """Return what is not empty, as JSON values."""
         plain = {**self.to_json(), **dict.fromkeys(self.usage.to_wire()), **self.usage.to_compact_wire()}
         plain["complete"] = None if self.complete else False
+        plain["summary"] = self.summary or None
         return {key: value for key, value in plain.items() if value is False or value not in (None, "", 0)}
 
     @classmethod
@@ -72,6 +77,7 @@ class CallRecord:
             stop_reason=data.get("stop_reason"),
             retries=data.get("retries", 0),
             complete=data.get("complete", True),
+            summary=data.get("summary", False),
         )
 
 
@@ -102,11 +108,19 @@ class ForkResult:
     """Why it failed, with what to do."""
     budget: dict[str, Any] | None = None
     """Which budget ended it, and how far it was: group (empty for its own), unit, limit, spent, held, needed."""
+    audit: tuple[dict[str, str], ...] = ()
+    """What changed although the fork's filter does not let it: path, and whether it was added, changed or removed."""
     abort: Abort | None = None
     attempts: int = 1
     """How many daemons had the run, the last one included."""
     daemon: str | None = None
     """Who ran it; None in process."""
+    sandbox: str | None = None
+    """What its commands ran in there: ``bwrap``, or ``none`` for bare; None in process."""
+    undelivered: tuple[str, ...] = ()
+    """Messages of the parent's that the child never read, because it ended first."""
+    workspace: WorkspaceWork | None = None
+    """What it did to its git workspace, and how to get it."""
 
     @property
     def ok(self) -> bool:
@@ -116,7 +130,7 @@ class ForkResult:
     @property
     def turns(self) -> int:
         """How many replies the model gave."""
-        return sum(call.complete and call.turn > 0 for call in self.calls)
+        return sum(call.complete and call.turn > 0 and not call.summary for call in self.calls)
 
     @property
     def usage(self) -> Usage:
@@ -148,13 +162,17 @@ class ForkResult:
             "cache": asdict(self.cache) if self.cache else None,
             "decision": self.decision,
             "budget": self.budget,
+            "audit": list(self.audit),
             "attempts": self.attempts,
             "turns": self.turns,
             "tool_uses": self.tool_uses,
             "duration_ms": self.duration_ms,
             "daemon": self.daemon,
+            "sandbox": self.sandbox,
+            "workspace": self.workspace.model_dump(mode="json") if self.workspace else None,
             "abort": asdict(self.abort) if self.abort else None,
             "error": self.error,
+            "undelivered": list(self.undelivered),
         }
 
     def to_wire(self) -> bytes:
@@ -165,6 +183,9 @@ class ForkResult:
             "calls": [call.to_wire() for call in self.calls],
             "cache": self.cache.to_wire() if self.cache else None,
             "abort": asdict(self.abort) if self.abort else None,
+            "audit": list(self.audit),
+            "undelivered": list(self.undelivered),
+            "workspace": _compact(self.workspace),
         }
         kept = {key: value for key, value in plain.items() if value != _PLAIN.get(key) and value not in (None, [])}
         return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
@@ -178,17 +199,24 @@ class ForkResult:
         """
         try:
             plain = json.loads(data)
-            cache, abort = plain.get("cache"), plain.get("abort")
+            cache, abort, work = plain.get("cache"), plain.get("abort"), plain.get("workspace")
             calls = tuple(CallRecord.from_wire(call) for call in plain.get("calls", []))
             return cls(
                 **{key: plain.get(key, default) for key, default in _PLAIN.items()},
                 status=ForkStatus(plain["status"]),
                 calls=calls,
                 cache=_check(cache, calls),
+                audit=tuple(dict(change) for change in plain.get("audit", [])),
                 abort=Abort(reason=AbortReason(abort["reason"]), note=abort["note"]) if abort else None,
+                undelivered=tuple(map(str, plain.get("undelivered", ()))),
+                workspace=WorkspaceWork.model_validate(work) if work else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise BadMessage(f"is not a fork's result ({exc!r})", fix="Update nexofork.") from exc
+
+
+def _compact(work: WorkspaceWork | None) -> dict[str, Any] | None:
+    return work.model_dump(mode="json", exclude_defaults=True) if work else None
 
 
 def _check(cache: Mapping[str, Any] | None, calls: Sequence[CallRecord]) -> CacheCheck | None:
@@ -213,4 +241,5 @@ _PLAIN: dict[str, Any] = {
     "budget": None,
     "attempts": 1,
     "daemon": None,
+    "sandbox": None,
 }

@@ -16,33 +16,39 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nexofork.core.boilerplate import reminder
-from nexofork.core.prompt import ToolAnswer
 from nexofork.economics.prices import cost_usd
 from nexofork.engine.abort import AbortReason, AbortToken
+from nexofork.engine.bench import Bench, NoBench
 from nexofork.engine.budget import FreePurse
 from nexofork.engine.calling import ModelCalls, Progress
+from nexofork.engine.compaction import Compactor, NotCompacted
 from nexofork.engine.dispatch import ToolRunner, tool_calls
 from nexofork.engine.events import (
     ForkEnded,
     ForkEvent,
     ForkStarted,
+    MessagesDelivered,
+    MessagesUndelivered,
     ToolFinished,
     ToolStarted,
     TurnFinished,
 )
-from nexofork.engine.journal import INTERRUPTED, Journal, NoJournal, RecordedTurn
+from nexofork.engine.journal import Journal, NoJournal, RecordedTurn
 from nexofork.engine.ledger import CallOwner, Ledger, MemoryLedger
-from nexofork.engine.mailbox import Mailbox, NoMail, as_text
+from nexofork.engine.mailbox import Letter, Mailbox, NoMail, as_text
+from nexofork.engine.permissions import Gate
+from nexofork.engine.replaying import CUT_BY_WINDOW, behind_results, interrupted_answers
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
 from nexofork.errors import ForkRefused, NexoforkError, OverBudget, UnknownModelPrice
 from nexofork.providers.failures import ContextOverflow
-from nexofork.telemetry import fork_span
+from nexofork.telemetry.spans import fork_ended, fork_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nexofork.core.prompt import ChildPrompt, ForkBase
+    from opentelemetry.trace import Span
+
+    from nexofork.core.prompt import ChildPrompt, ForkBase, ToolAnswer
     from nexofork.core.reply import Reply
     from nexofork.engine.budget import Purse
     from nexofork.engine.dispatch import ToolCall
@@ -71,7 +77,7 @@ _ENDS = {
         "max_tokens",
         "The reply was cut off at the request's max_tokens; raise it in the parent's requests, forks inherit it.",
     ),
-    "model_context_window_exceeded": _End(
+    CUT_BY_WINDOW: _End(
         ForkStatus.FAILED,
         "context_overflow",
         "The conversation no longer fits the model's context window; fork earlier, or ask for less.",
@@ -96,6 +102,8 @@ class ForkRun:
         mailbox: Mailbox | None = None,
         ledger: Ledger | None = None,
         purse: Purse | None = None,
+        bench: Bench | None = None,
+        gate: Gate | None = None,
         history: Sequence[RecordedTurn] = (),
     ) -> None:
         if params.llm is None:
@@ -112,6 +120,7 @@ class ForkRun:
             tool_filter=params.tool_filter,
             replacements=params.cache_safe.replacements.clone(),
             watch=self,
+            gate=gate or Gate(params.permissions, tools=params.tool_dispatcher),
         )
         self._journal: Journal = journal or NoJournal()
         self._calls = ModelCalls(
@@ -127,7 +136,12 @@ class ForkRun:
             emit=emit,
             progress=self._progress,
         )
+        self._compactor = Compactor(run_id, prompt=prompt, calls=self._calls, journal=self._journal, emit=emit)
         self._mailbox: Mailbox = mailbox or NoMail()
+        self._unseen: list[Letter] = []
+        """Messages that were delivered behind the newest turn: no request that was answered has carried them."""
+        self._bench: Bench = bench or NoBench()
+        self._changed = False
         self._history = tuple(history)
         self._turn = 0
 
@@ -143,7 +157,8 @@ class ForkRun:
             mode=params.mode,
             skip_transcript=params.skip_transcript,
             cache_key_hash=params.cache_safe.cache_key_hash,
-        ):
+            directive=params.directive,
+        ) as span:
             self._emit(
                 ForkStarted(
                     run_id=self._run_id,
@@ -157,12 +172,26 @@ class ForkRun:
             except asyncio.CancelledError:
                 # The owner's task is going down; whoever holds the handle still has to learn how it ended.
                 self._token.abort(AbortReason.SHUTDOWN, "its task was cancelled")
-                self._finish(self._aborted(), started)
+                self._finish(self._aborted(), started, span)
                 raise
-            return self._finish(end, started)
+            finally:
+                self._context.file_state.clear()
+            return self._finish(end, started, span)
 
-    def _finish(self, end: _End, started: float) -> ForkResult:
-        result = self._result(end, duration_ms=round((time.monotonic() - started) * 1000))
+    def _finish(self, end: _End, started: float, span: Span) -> ForkResult:
+        duration_s = time.monotonic() - started
+        result = self._result(end, duration_ms=round(duration_s * 1000))
+        fork_ended(
+            span,
+            status=result.status.value,
+            end=result.end,
+            turns=result.turns,
+            usage=result.usage,
+            cost_usd=result.cost_usd,
+            duration_s=duration_s,
+        )
+        if result.undelivered:
+            self._emit(MessagesUndelivered(run_id=self._run_id, texts=result.undelivered))
         self._emit(ForkEnded(result=result))
         return result
 
@@ -201,7 +230,7 @@ class ForkRun:
             return await self._turns()
         except OverBudget as exc:
             return _End(ForkStatus.OVER_BUDGET, "over_budget", str(exc), budget=exc.to_json())
-        except ContextOverflow as exc:
+        except (ContextOverflow, NotCompacted) as exc:
             return _End(ForkStatus.FAILED, "context_overflow", str(exc))
         except NexoforkError as exc:
             return _End(ForkStatus.FAILED, type(exc).__name__, str(exc))
@@ -217,7 +246,7 @@ class ForkRun:
             self._turn = turn
             recorded = self._history[turn - 1] if turn <= len(self._history) else None
             if recorded is None:
-                reply, retries = await self._calls.make(turn)
+                reply, retries = await self._called(turn)
                 recorded = RecordedTurn(reply=reply, retries=retries)
             else:
                 self._progress.cache = recorded.cache or self._progress.cache
@@ -226,15 +255,32 @@ class ForkRun:
             end = await self._after(recorded)
             if end is not None:
                 return end
+            for compaction in recorded.compactions:
+                self._progress.calls.append(compaction.as_call(turn + 1))
+                self._compactor.apply(turn, compaction, self._unseen)
         return _End(
             ForkStatus.MAX_TURNS,
             "max_turns",
             f"The fork was not done after {self._params.max_turns} turns; raise max_turns or narrow the directive.",
         )
 
+    async def _called(self, turn: int) -> tuple[Reply, int]:
+        """Make a turn's call; where the conversation does not fit any more, with a summary of it."""
+        while True:
+            try:
+                return await self._calls.make(turn)
+            except ContextOverflow:
+                if turn == 1 or not self._params.compaction:
+                    raise
+            await self._compactor.compact(turn - 1, self._unseen)
+
     async def started(self, call: ToolCall, *, read_only: bool) -> None:
         """Announce a tool before it runs."""
-        await self._journal.tool_started(self._turn, call, read_only=read_only)
+        bubbles = getattr(self._params.tool_dispatcher, "bubbles", None)
+        bubbled = bubbles is not None and bool(bubbles(call))
+        await self._journal.tool_started(self._turn, call, read_only=read_only, bubbled=bubbled)
+        # What the parent runs changes nothing where this run works.
+        self._changed = self._changed or not (read_only or bubbled)
         self._emit(ToolStarted(run_id=self._run_id, call_id=call.id, name=call.name))
 
     async def finished(self, call: ToolCall, answer: ToolAnswer) -> None:
@@ -245,7 +291,13 @@ class ForkRun:
     async def _after(self, recorded: RecordedTurn) -> _End | None:
         """Do what a reply asks for; return how the run ends, or None to go on."""
         reply = recorded.reply
-        if reply.truncated_tool_use is not None:
+        if reply.stop_reason == CUT_BY_WINDOW and self._turn < self._params.max_turns:
+            if recorded.compactions:
+                return None
+            if self._params.compaction and self._prompt.held_turns:
+                await self._compactor.compact(self._turn, self._unseen)
+                return None
+        if reply.truncated_tool_use is not None and reply.stop_reason != CUT_BY_WINDOW:
             name = reply.truncated_tool_use.name
             return _End(
                 ForkStatus.FAILED,
@@ -257,19 +309,23 @@ class ForkRun:
             self._prompt.extend(reply)
             return None
         if reply.stop_reason == "tool_use":
-            calls = tool_calls(reply.tool_uses, run_id=self._run_id, context=self._context)
-            interrupted = {
-                call_id: ToolAnswer(call_id=call_id, content=INTERRUPTED, is_error=True)
-                for call_id in recorded.interrupted
-            }
-            answers = await self._tools.run(calls, {**interrupted, **recorded.answers})
+            calls = tool_calls(
+                reply.tool_uses,
+                run_id=self._run_id,
+                context=self._context,
+                names=self._params.tool_names,
+                turn=self._turn,
+            )
+            known = {**interrupted_answers(recorded), **recorded.answers}
+            answers = await self._tools.run(calls, known, turn=self._turn)
+            if self._changed:
+                self._changed = False
+                await self._bench.worked(self._turn)
             self._progress.tool_uses += len(calls)
-            note = self._params.overrides.critical_system_reminder
-            texts = [reminder(note)] if note else []
-            self._prompt.extend(reply, answers, [*texts, *await self._mail(recorded)])
+            self._prompt.extend(reply, answers, behind_results(self._params, await self._mail(recorded)))
             return None
-        if reply.stop_reason in ("end_turn", "stop_sequence") and (texts := await self._mail(recorded)):
-            self._prompt.extend(reply, (), texts)
+        if reply.stop_reason in ("end_turn", "stop_sequence") and (letters := await self._mail(recorded)):
+            self._prompt.extend(reply, (), map(as_text, letters))
             return None
         unknown = _End(
             ForkStatus.FAILED,
@@ -278,16 +334,21 @@ class ForkRun:
         )
         return _ENDS.get(reply.stop_reason or "", unknown)
 
-    async def _mail(self, recorded: RecordedTurn) -> list[str]:
-        """Return what the parent has to say behind this turn, written down before the model sees it."""
-        letters = [*recorded.letters]
-        if self._turn >= len(self._history) and (new := await self._mailbox.take()):
+    async def _mail(self, recorded: RecordedTurn) -> list[Letter]:
+        """Return what the parent has to say behind this turn, written down before the model sees it.
+
+        Behind the last turn there is nobody to read it: what has come is left where it is.
+        """
+        self._unseen = [*recorded.letters]
+        if len(self._history) <= self._turn < self._params.max_turns and (new := await self._mailbox.take()):
+            self._unseen += new  # first: taken, it must not be lost if the run ends here
             await self._journal.delivered(self._turn, new)
-            letters += new
-        return [as_text(letter) for letter in letters]
+            self._emit(MessagesDelivered(run_id=self._run_id, turn=self._turn, ids=tuple(letter.id for letter in new)))
+        return self._unseen
 
     def _finished(self, reply: Reply, turn: int, retries: int) -> None:
         progress = self._progress
+        self._unseen = []
         progress.calls.append(
             CallRecord(
                 turn=turn,
@@ -336,4 +397,5 @@ class ForkRun:
             error=end.error,
             budget=end.budget,
             abort=self._token.cause if aborted else None,
+            undelivered=tuple(letter.text for letter in (*self._unseen, *self._mailbox.left())),
         )

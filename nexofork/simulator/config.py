@@ -61,6 +61,8 @@ class SimulatorConfig:
     """How many simulated seconds pass in one real second; delays stay real."""
     escape_non_ascii: bool = False
     """Send non-ASCII as ``\\u`` escapes, with surrogate pairs in tool input split over two deltas."""
+    context_tokens: int | None = None
+    """The context window of every model that has a larger one; None leaves them as they are."""
     max_body_bytes: int = 32 * 1024 * 1024
     kept_body_bytes: int = 512 * 1024 * 1024
     """How many request bytes the log keeps; beyond it the oldest bodies are dropped, their records stay."""

@@ -8,7 +8,7 @@ counters of the script; entries are written later, by whoever sends the first by
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +101,9 @@ class Intake:
         breakpoints = find_breakpoints(request, prompt)
         record.breakpoints = [point.position for point in breakpoints]
         self._signer.check(request, model)
-        if prompt.tokens > model.context_window_tokens:
-            raise invalid(f"prompt is too long: {prompt.tokens} tokens > {model.context_window_tokens} maximum")
+        window = min(model.context_window_tokens, self._config.context_tokens or model.context_window_tokens)
+        if prompt.tokens > window:
+            raise invalid(f"prompt is too long: {prompt.tokens} tokens > {window} maximum")
         digests = level_digests(
             request, model=model, version=headers["anthropic-version"], betas=headers.get("anthropic-beta", "")
         )
@@ -119,7 +120,7 @@ class Intake:
         self.limiter.admit(tenant.workspace, plan.bill, now)
         print_ = fingerprint(request, prompt, workspace=tenant.workspace, digests=digests, bill=plan.bill)
         escape = self._config.escape_non_ascii if turn.escape is None else turn.escape
-        reply = self._reply(request, model, turn, escape=escape)
+        reply = self._reply(request, model, turn, escape=escape, room=window - prompt.tokens)
         if reply.stop_reason == "pause_turn":
             self._paused.add(_said(reply.content()))
         return Accepted(
@@ -160,18 +161,21 @@ class Intake:
         check_conversation(request, model, is_paused=self._is_paused)
         return request, model, lay_out(request)
 
-    def _reply(self, request: dict[str, Any], model: Model, turn: Turn, *, escape: bool) -> Reply:
+    def _reply(self, request: dict[str, Any], model: Model, turn: Turn, *, escape: bool, room: int) -> Reply:
         if request["max_tokens"] == 0:
             return Reply(blocks=(), stop_reason="max_tokens", stop_sequence=None, output_tokens=0)
         omit = thinking_config(request, model).get("display") == "omitted"
-        return compose(
+        reply = compose(
             turn,
-            max_tokens=request["max_tokens"],
+            max_tokens=min(request["max_tokens"], room),
             bind=partial(bind, request),
             signer=self._signer,
             escape=escape,
             omit=omit,
         )
+        if reply.stop_reason == "max_tokens" and turn.stop_reason != "max_tokens" and room < request["max_tokens"]:
+            return replace(reply, stop_reason="model_context_window_exceeded")
+        return reply
 
 
 def _said(content: Sequence[dict[str, Any]]) -> bytes:

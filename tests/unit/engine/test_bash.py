@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork.engine.tools.bash import BashTool
+from nexofork.engine.tools.commands import Limits
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ async def test_a_failure_says_its_exit_code() -> None:
 
 async def test_a_command_that_takes_too_long_is_killed() -> None:
     """What it printed until then is kept, and the limit is named."""
-    outcome = await run("echo begun; sleep 60", timeout_s=0.3)
+    outcome = await run("echo begun; sleep 60", limits=Limits(time_s=0.3))
 
     assert outcome.is_error
     assert outcome.content == "begun\n\n[killed: it ran longer than 0.3 s]"
@@ -80,6 +81,50 @@ async def test_long_output_keeps_its_start_and_its_end() -> None:
     assert len(outcome.content) < 1100
 
 
+async def test_a_call_may_ask_for_less_time() -> None:
+    """In seconds, or in the milliseconds that many schemas have."""
+    for limit in ({"timeout_s": 0.2}, {"timeout": 200}):
+        outcome = await BashTool().run({"command": "sleep 60", **limit})
+        assert outcome.content == "\n[killed: it ran longer than 0.2 s]"
+
+
+async def test_output_without_end_is_an_error() -> None:
+    """What prints more than anybody could want is killed long before it is done; little of it was kept."""
+    outcome = await run(
+        "yes | head -c 10G; echo done", max_output_bytes=1000, limits=Limits(printed_bytes=2_000_000, time_s=30)
+    )
+
+    assert outcome.is_error
+    assert isinstance(outcome.content, str)
+    assert outcome.content.endswith("[killed: it printed more than 2000000 bytes]")
+    assert len(outcome.content) < 1200
+
+
+async def test_a_command_that_multiplies_is_killed(tmp_path: Path) -> None:
+    """With all it has started; this one would stop by itself at 127 processes, a real one would not."""
+    note = tmp_path / "pids"
+    bomb = f"f() {{ echo $BASHPID >> {note}; [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; sleep 60; }}; f 6"
+
+    outcome = await run(bomb, limits=Limits(processes=20, time_s=30))
+
+    assert (outcome.content, outcome.is_error) == ("\n[killed: it had more than 20 processes at once]", True)
+    await eventually(lambda: not any(map(alive, map(int, note.read_text().split()))))
+
+
+async def test_many_processes_one_after_the_other_are_fine() -> None:
+    """Only those that live at the same time count."""
+    outcome = await run("for i in $(seq 100); do /bin/true; done; echo ok", limits=Limits(processes=20))
+
+    assert (outcome.content, outcome.is_error) == ("ok\n", False)
+
+
+async def test_a_programs_memory_can_be_limited() -> None:
+    """The limit is its own, not the daemon's."""
+    outcome = await run("ulimit -v", limits=Limits(memory_bytes=512 * 1024 * 1024))
+
+    assert outcome.content == "524288\n"
+
+
 async def test_the_daemons_environment_stays_with_the_daemon() -> None:
     """A command sees neither keys nor anything else the daemon was started with."""
     outcome = await run("env | cut -d= -f1 | sort | tr '\\n' ' '")
@@ -89,7 +134,15 @@ async def test_the_daemons_environment_stays_with_the_daemon() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"command": ""}, {"command": ["ls"]}, {"command": "ls", "timeout_s": 0}, {"command": "ls", "timeout_s": "x"}],
+    [
+        {},
+        {"command": ""},
+        {"command": ["ls"]},
+        {"command": "ls", "timeout_s": 0},
+        {"command": "ls", "timeout_s": "x"},
+        {"command": "ls", "timeout": float("nan")},
+        {"command": "ls", "run_in_background": True},
+    ],
 )
 async def test_wrong_arguments_are_an_answer(arguments: dict[str, Any]) -> None:
     """The model is told what the tool needs."""

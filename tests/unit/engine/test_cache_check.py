@@ -179,6 +179,24 @@ async def test_an_entry_dropped_early_is_told_from_a_changed_request(
     assert (check.cause, check.diagnosis) == ("evicted", "same")
 
 
+async def test_a_named_agents_first_run_breaks_nothing_and_a_later_one_that_misses_does(
+    sim: Simulator, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """Nobody sent its prefix, so the first writes it without an alarm; what should have been read then is missed."""
+    body = json.dumps(request(tokens=6_000)).encode()
+    own = CacheSafeParams.from_parent_request(body, headers={"anthropic-version": "2023-06-01"})
+    named: dict[str, Any] = {"boilerplate": False, "query_source": "agent:named:Explore"}
+
+    first = await first_check(forks, own, llm, **named)
+    second = await first_check(forks, own, llm, **named)
+    third = await first_check(forks, forgotten(own, sim), llm, **named)
+
+    assert (first.cause, first.read, first.written) == (None, 0, 6_000)
+    assert (second.cause, second.read) == (None, 6_000)
+    assert third.broken
+    assert third.read == 0
+
+
 async def test_without_a_diagnosis_nothing_is_claimed(
     sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
 ) -> None:

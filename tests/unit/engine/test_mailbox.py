@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkStatus, FunctionTools
-from nexofork.errors import ForkRefused
+from nexofork.engine.events import ForkEnded, MessagesDelivered, MessagesUndelivered
+from nexofork.errors import ForkIsOver, ForkRefused
 from tests.support.conversation import call, says
 from tests.support.parents import Parent, body_of, fork
 
@@ -64,6 +65,62 @@ async def test_messages_that_cannot_be_delivered_are_refused(
     with pytest.raises(ForkRefused, match="empty"):
         handle.message("  ")
     await handle.result()
-    with pytest.raises(ForkRefused, match="is over"):
+    with pytest.raises(ForkIsOver, match=r"is over.*`wake`"):
         handle.message("too late")
     assert sim.request_count == 2
+
+
+async def test_a_message_behind_the_last_turn_is_in_the_result(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """A child that has no turn left to read it completes, and says what it never read, once, before its end."""
+    held = {"text": "Scope: all\nResult: done", "hold": "answer"}
+    handle = await forks.fork(fork(await parent.ask(), llm, says("Work.", held), max_turns=1))
+    await sim.received(2)
+
+    await handle.message("one more thing")
+    sim.release("answer")
+    result = await handle.result()
+
+    assert (result.status, result.undelivered) == (ForkStatus.COMPLETED, ("one more thing",))
+    assert result.to_json()["undelivered"] == ["one more thing"]
+    told, ended = [event async for event in handle.events()][-2:]
+    assert told == MessagesUndelivered(run_id=handle.run_id, texts=("one more thing",))
+    assert isinstance(ended, ForkEnded)
+
+
+async def test_a_message_that_was_taken_and_never_answered_is_in_the_result(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The call that would have carried it failed, so the model has not read it; what it has read is not named."""
+    turns = (
+        {"tools": [call(command="ls")], "hold": "first"},
+        {"tools": [call(command="ls")], "hold": "second"},
+        {"text": "", "fault": {"status": 403}},
+    )
+    params = fork(await parent.ask(), llm, says("Work.", *turns), tool_dispatcher=FunctionTools({"Bash": bash}))
+    handle = await forks.fork(params)
+    for number, gate in enumerate(("first", "second")):
+        await sim.received(number + 2)
+        await handle.message(f"message {gate}")
+        sim.release(gate)
+
+    result = await handle.result()
+
+    assert (result.status, result.undelivered) == (ForkStatus.FAILED, ("message second",))
+    delivered = [event.turn async for event in handle.events() if isinstance(event, MessagesDelivered)]
+    assert delivered == [1, 2]
+
+
+async def test_messages_to_an_aborted_child_are_in_the_result(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """All that it had not read, in the order it was said."""
+    handle = await forks.fork(fork(await parent.ask(), llm, says("Work.", {"text": "x", "hold": "never"})))
+    await sim.received(2)
+    await handle.message("first")
+    await handle.message("second")
+
+    await handle.abort("enough")
+
+    assert (await handle.result()).undelivered == ("first", "second")

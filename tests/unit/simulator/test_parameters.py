@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from nexofork.simulator import Simulator, SimulatorConfig
 from tests.unit.simulator.client import post, request, text, tool, user
 
 if TYPE_CHECKING:
-    from nexofork.simulator import Simulator
+    from typing import Any
 
 SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 
@@ -107,3 +108,17 @@ async def test_a_prompt_larger_than_the_window_is_refused(provider: Simulator) -
     answer = await post(provider, request(user(text(200_001)), model="claude-haiku-4-5"))
 
     assert (answer.status, answer.error) == (400, "prompt is too long: 200001 tokens > 200000 maximum")
+
+
+async def test_the_window_can_be_narrowed_for_all_models() -> None:
+    """A longer prompt is a 400; an answer that the window cuts off says so by its stop_reason."""
+    async with Simulator(SimulatorConfig(context_tokens=1_000)) as provider:
+        provider.script({"turns": [{"text": "word ", "repeat": 500}]})
+
+        over = await post(provider, request(user(text(1_001)), model="claude-haiku-4-5"))
+        cut = await post(provider, request(user(text(900)), max_tokens=4_000))
+        short = await post(provider, request(user(text(900)), max_tokens=50))
+
+    assert (over.status, over.error) == (400, "prompt is too long: 1001 tokens > 1000 maximum")
+    assert (cut.json["stop_reason"], cut.json["usage"]["output_tokens"]) == ("model_context_window_exceeded", 100)
+    assert (short.json["stop_reason"], short.json["usage"]["output_tokens"]) == ("max_tokens", 50)

@@ -27,9 +27,9 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen([*START, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            ready = process.stdout.readline().split()
-            assert ready[0] == "ready", process.stderr.read() if process.stderr else ""
-            yield process, ready[1]
+            said = process.stdout.readline()
+            assert "ready" in said
+            yield process, str(json.loads(said)["url"]) if "--json" in arguments else said.split()[1]
         finally:
             process.kill()
 

@@ -1,0 +1,1 @@
+"""What keeps a run's commands to the run's own folders."""

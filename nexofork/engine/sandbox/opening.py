@@ -1,0 +1,150 @@
+"""Choose what commands run in, and make sure that it holds before any does."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from nexofork.engine.sandbox.bubblewrap import Bubblewrap
+from nexofork.engine.sandbox.checking import check_sandbox
+from nexofork.engine.sandbox.folders import daemon_folder
+from nexofork.engine.sandbox.view import within
+from nexofork.engine.tools.watching import Limits
+from nexofork.errors import SandboxUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nexofork.engine.tools.place import Place
+
+__all__ = ["INSTALL", "NoSandbox", "Sandbox", "SandboxSettings", "find_bubblewrap", "open_sandbox"]
+
+INSTALL = "Install bubblewrap (apt install bubblewrap), or run commands bare on this host with --sandbox none."
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class Sandbox(Protocol):
+    """What a daemon's commands run in."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in reports."""
+
+    def open(self, place: Place, *, name: str) -> AbstractAsyncContextManager[Place]:
+        """Give a run its place, and take it down at the end.
+
+        Raises:
+            ForkRefused: The run cannot work there.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSettings:
+    """What an operator sets about it; a request cannot widen any of it."""
+
+    kind: str = "auto"
+    """``auto`` and ``bwrap`` want bubblewrap, ``none`` runs commands bare."""
+    state_dir: Path
+    """Where runs get folders of their own."""
+    network: bool = False
+    """Whether commands may use the host's network."""
+    read: tuple[Path, ...] = ()
+    """Folders that commands may read beside the system's."""
+    secrets: tuple[Path, ...] = ()
+    """Files that no command may see, wherever they are."""
+    limits: Limits = field(default_factory=Limits)
+    disk_bytes: int = 4 * 1024**3
+    """What a run may write to its folders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoSandbox:
+    """Runs commands bare."""
+
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def name(self) -> str:
+        """What it is called in reports."""
+        return "none"
+
+    @asynccontextmanager
+    async def open(self, place: Place, *, name: str) -> AsyncIterator[Place]:
+        """Close nothing off."""
+        yield replace(place, limits=self.limits)
+
+
+@asynccontextmanager
+async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
+    """Give a daemon the sandbox it asks for, tried out; what it made on disk is gone at the end.
+
+    Raises:
+        SandboxUnavailable: It does not work on this host.
+    """
+    if settings.kind == "none":
+        yield NoSandbox(limits=settings.limits)
+        return
+    program = find_bubblewrap()
+    hidden = _hidden(settings)
+    read = _readable(settings, hidden)
+    with daemon_folder(settings.state_dir) as folder:
+        sandbox = Bubblewrap(
+            program=program,
+            folder=folder,
+            network=settings.network,
+            read=read,
+            hidden=hidden,
+            limits=settings.limits,
+            disk_bytes=settings.disk_bytes,
+            disable_userns=_knows(program, "--disable-userns"),
+        )
+        sandbox.prepare()
+        await check_sandbox(sandbox)
+        yield sandbox
+
+
+def find_bubblewrap() -> str:
+    """Return where the program is.
+
+    Raises:
+        SandboxUnavailable: It is not installed.
+    """
+    program = shutil.which("bwrap", path=_PATH)
+    if program is None:
+        raise SandboxUnavailable("bubblewrap is not installed", fix=INSTALL)
+    return program
+
+
+def _hidden(settings: SandboxSettings) -> tuple[str, ...]:
+    """What no run may see. A home of ``/`` is nobody's."""
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        home = "/"
+    paths = [os.path.realpath(path) for path in (home, str(settings.state_dir), *map(str, settings.secrets))]
+    return tuple(dict.fromkeys(path for path in paths if path != "/"))
+
+
+def _readable(settings: SandboxSettings, hidden: tuple[str, ...]) -> tuple[str, ...]:
+    read = tuple(map(os.path.realpath, settings.read))
+    for path in read:
+        if not os.path.isdir(path):
+            raise SandboxUnavailable(f"{path} is no folder", fix="Give folders that exist with --sandbox-read.")
+        for secret in hidden:
+            if within(secret, path):
+                raise SandboxUnavailable(
+                    f"{secret}, which no command may see, is in {path}",
+                    fix="Give a narrower folder with --sandbox-read.",
+                )
+    return read
+
+
+def _knows(program: str, option: str) -> bool:
+    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return option in shown.stdout

@@ -1,0 +1,316 @@
+"""Capture a repository as it is now, without touching it.
+
+Everything is written to a repository of our own that borrows the parent's objects, with a copy of its index: the
+parent's ``.git`` stays as it is, byte for byte. What was not committed becomes one commit on top of HEAD, so that what
+the child does later is told apart from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nexofork.engine.workspace.bundles import Bundle, encode_bundle
+from nexofork.engine.workspace.git import Git, GitFailed, GitTooLarge
+from nexofork.engine.workspace.listing import index_entries, list_files, write_changes
+from nexofork.engine.workspace.repository import git_in, make_repository
+from nexofork.engine.workspace.trees import build_trees, store_tree
+from nexofork.errors import ForkRefused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from nexofork.engine.workspace.kinds import GitWorkspace
+    from nexofork.engine.workspace.listing import Listing
+    from nexofork.engine.workspace.trees import Trees
+
+__all__ = [
+    "MAX_BUNDLE_BYTES",
+    "MAX_FILE_BYTES",
+    "Captured",
+    "Repository",
+    "capture_git",
+    "locate",
+]
+
+MAX_FILE_BYTES = 64 << 20
+"""The longest file that travels without having been committed."""
+MAX_BUNDLE_BYTES = 240 << 20
+"""The longest bundle; a blob may have 256 MB."""
+BASE_REF = "refs/nexofork/base"
+STATE_REF = "refs/nexofork/state"
+SNAPSHOT_MESSAGE = "Uncommitted work of the parent at the fork"
+_SHARED_SETTINGS = ("autocrlf", "eol", "filemode", "safecrlf", "precomposeunicode")
+_UNFINISHED = {
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+    "rebase-merge": "rebase",
+    "rebase-apply": "rebase",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """Where a repository is, and what it stands at."""
+
+    top: Path
+    folder: str
+    """Where the given folder is below the top."""
+    git_dir: Path
+    common_dir: Path
+    shallow: tuple[str, ...]
+    head: str
+    head_tree: str
+    branch: str
+
+    @property
+    def objects(self) -> Path:
+        """The folder of its objects."""
+        return self.common_dir / "objects"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A repository as it was at one moment; usable while its context is open."""
+
+    repository: Repository
+    commit: str
+    """HEAD, or a commit on top of it with what was not committed."""
+    notes: tuple[str, ...]
+    """What could not be captured, in words for the child."""
+    git: Git
+
+    async def base_bundle(self, commit: str | None = None) -> bytes:
+        """Return HEAD, or another commit, with its history.
+
+        Raises:
+            ForkRefused: It is too large to travel, or some of it is not here.
+        """
+        commit = commit or self.repository.head
+        pack = await self._pack(f"{commit}\n", "--delta-base-offset", "--window=0")
+        return encode_bundle(Bundle(pack=pack, refs={BASE_REF: commit}))
+
+    async def thin_bundle(self, base: str) -> bytes | None:
+        """Return what the commit needs beyond a base; None where it is the base.
+
+        Raises:
+            ForkRefused: It is too large to travel.
+            GitFailed: The base is not here any more.
+        """
+        if self.commit == base:
+            return None
+        pack = await self._pack(f"{self.commit}\n^{base}\n", "--thin", "--delta-base-offset")
+        return encode_bundle(Bundle(pack=pack, refs={STATE_REF: self.commit}, needs=(base,)))
+
+    async def _pack(self, revisions: str, *options: str) -> bytes:
+        try:
+            return await self.git.run(
+                *("pack-objects", "--revs", "--stdout", "-q", *options),
+                stdin=revisions.encode(),
+                limit_bytes=MAX_BUNDLE_BYTES,
+            )
+        except GitTooLarge as exc:
+            raise ForkRefused(
+                f"The repository {self.repository.top} takes more than {MAX_BUNDLE_BYTES >> 20} MB to send; "
+                "fork from a shallow clone of it, or give the children a shared folder (PathWorkspace)."
+            ) from exc
+
+
+async def locate(root: str | os.PathLike[str]) -> Repository:
+    """Find the repository that a folder is in.
+
+    Raises:
+        ForkRefused: There is none that could be captured; says why and what to do.
+    """
+    given = os.fspath(root)
+    if not await asyncio.to_thread(os.path.isdir, given):
+        raise ForkRefused(f"The workspace {given!r} is not a folder on this host; name one of the repository's.")
+    asked = (
+        *("--is-bare-repository", "--is-shallow-repository", "--show-object-format", "--absolute-git-dir"),
+        *("--git-common-dir", "--show-toplevel", "--show-prefix", "HEAD^{commit}", "HEAD^{tree}"),
+    )
+    try:
+        # The last of them fail where there is no work tree or no commit; what came before is printed all the same.
+        printed = await Git(cwd=given).run("rev-parse", *asked, also=(128,))
+    except GitFailed as exc:
+        raise ForkRefused(f"The workspace {given!r} cannot be used: {exc.said}.") from exc
+    return await asyncio.to_thread(_repository, given, os.fsdecode(printed).split("\n")[:-1])
+
+
+def _repository(given: str, lines: Sequence[str]) -> Repository:
+    if not lines:
+        raise ForkRefused(f"The workspace {given!r} is not in a git repository; name a folder that is.")
+    if lines[0] == "true":
+        raise ForkRefused(f"The repository at {given!r} is bare and has no files; name a checkout of it.")
+    if lines[2] != "sha1":
+        raise ForkRefused(f"The repository at {given!r} names its objects by {lines[2]}; only sha1 ones can travel.")
+    if len(lines) < 7:
+        raise ForkRefused(f"{given!r} is inside a repository's .git, where there are no files; name its checkout.")
+    if len(lines) < 9:
+        raise ForkRefused(f"The repository at {given!r} has no commit yet; make one, so that work can come back to it.")
+    git_dir, common_dir = Path(lines[3]), Path(given, lines[4]).resolve()
+    shallow = (common_dir / "shallow").read_text().split() if lines[1] == "true" else []
+    return Repository(
+        top=Path(lines[5]),
+        folder=lines[6].rstrip("/"),
+        git_dir=git_dir,
+        common_dir=common_dir,
+        shallow=tuple(shallow),
+        head=lines[7],
+        head_tree=lines[8],
+        branch=_branch((git_dir / "HEAD").read_text(errors="surrogateescape").strip()),
+    )
+
+
+def _branch(symbolic: str) -> str:
+    """Return the branch that HEAD is on; one whose name cannot travel counts as none."""
+    name = symbolic.removeprefix("ref: refs/heads/")
+    return "" if name == symbolic or not name.isprintable() else name
+
+
+@asynccontextmanager
+async def capture_git(workspace: GitWorkspace) -> AsyncIterator[Captured]:
+    """Capture a repository; what was written on the way is removed when the context is left.
+
+    Raises:
+        ForkRefused: It cannot be captured; says why and what to do.
+    """
+    repository = await locate(workspace.root)
+    scratch = Path(tempfile.mkdtemp(prefix="nexofork-capture-"))
+    try:
+        git = await _beside(repository, scratch / "git")
+        try:
+            yield await _captured(repository, git, ignored=workspace.include_ignored)
+        except GitFailed as exc:
+            raise ForkRefused(f"The repository {repository.top} cannot be captured: {exc}") from exc
+    finally:
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+
+
+async def _captured(repository: Repository, git: Git, *, ignored: bool) -> Captured:
+    listing = await list_files(git, ignored=ignored)
+    _refuse(repository, listing)
+    await write_changes(git, listing)
+    root, trees = build_trees(await index_entries(git))
+    # Only now may git see the parent's objects: it marks one that it would have written as just used, in its time.
+    borrowing = replace(
+        git, environment={**git.environment, "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fspath(repository.objects)}
+    )
+    commit = repository.head
+    if root != repository.head_tree:
+        await _store_missing(borrowing, trees)
+        commit = await _commit(borrowing, root, repository.head)
+    return Captured(repository=repository, commit=commit, notes=tuple(_notes(repository, listing)), git=borrowing)
+
+
+async def _store_missing(git: Git, trees: Trees) -> None:
+    asked = "".join(f"{oid}\n" for oid in trees).encode()
+    printed = await git.run("cat-file", "--batch-check=%(objectname)", "--buffer", stdin=asked)
+    missing = [line.split()[0].decode() for line in printed.splitlines() if line.endswith(b" missing")]
+    objects = Path(git.environment["GIT_DIR"], "objects")
+
+    def store() -> None:
+        for oid in missing:
+            store_tree(objects, oid, trees[oid])
+
+    await asyncio.to_thread(store)
+
+
+async def _commit(git: Git, tree: str, head: str) -> str:
+    # The same files give the same commit, whoever captures them and when: children of one state share one bundle.
+    at = (await git.run("show", "-s", "--format=%ct", head)).decode().strip()
+    dates = {"GIT_AUTHOR_DATE": f"{at} +0000", "GIT_COMMITTER_DATE": f"{at} +0000"}
+    dated = replace(git, environment={**git.environment, **dates})
+    return (await dated.run("commit-tree", tree, "-p", head, "-m", SNAPSHOT_MESSAGE)).decode().strip()
+
+
+async def _beside(repository: Repository, folder: Path) -> Git:
+    """Make a repository that has a copy of the parent's index, and works on its files."""
+
+    def write() -> None:
+        make_repository(folder, head=repository.head, shallow=repository.shallow)
+        if (repository.git_dir / "index").exists():
+            # With its time: by that git tells which files may have changed since.
+            shutil.copy2(repository.git_dir / "index", folder / "index")
+        for shared in repository.git_dir.glob("sharedindex.*"):
+            shutil.copy2(shared, folder)
+        for name in ("exclude", "attributes"):
+            if (known := repository.common_dir / "info" / name).is_file():
+                shutil.copyfile(known, folder / "info" / name)
+        # Last, so that it counts: what a filter would make of a file is not what the parent sees.
+        with (folder / "info/attributes").open("ab") as attributes:
+            attributes.write(b"\n* -filter\n")
+
+    await asyncio.to_thread(write)
+    git = git_in(folder, files=repository.top, index=folder / "index")
+    return replace(git, settings=await _settings(repository))
+
+
+async def _settings(repository: Repository) -> tuple[str, ...]:
+    """Return those settings of the repository's that say how its files are to be read."""
+    config = repository.common_dir / "config"
+    printed = await Git().run("config", "--file", os.fspath(config), "--no-includes", "--list", "-z", also=(1, 128))
+    chosen: list[str] = []
+    for line in printed.decode("utf-8", "surrogateescape").split("\0"):
+        name, _, value = line.partition("\n")
+        if name.startswith("core.") and name.removeprefix("core.") in _SHARED_SETTINGS:
+            chosen += ["-c", f"{name}={value}"]
+        if name == "extensions.partialclone" or name.endswith(".promisor"):
+            raise ForkRefused(
+                f"The repository {repository.top} is a partial clone, and what it lacks cannot be sent; "
+                "get it with `git fetch --refetch --no-filter`, or fork from a full clone."
+            )
+    return tuple(chosen)
+
+
+def _refuse(repository: Repository, listing: Listing) -> None:
+    if listing.unmerged:
+        raise ForkRefused(
+            f"The repository {repository.top} is in the middle of a merge with conflicts ({_some(listing.unmerged)}); "
+            "resolve or abort it first."
+        )
+    for path, size in listing.sizes.items():
+        if size > MAX_FILE_BYTES:
+            raise ForkRefused(
+                f"The uncommitted file {os.fsdecode(path)!r} has {size >> 20} MB and at most {MAX_FILE_BYTES >> 20} "
+                "travel; ignore it, remove it, or give the children a shared folder (PathWorkspace)."
+            )
+
+
+def _notes(repository: Repository, listing: Listing) -> list[str]:
+    notes = []
+    if listing.submodules:
+        notes.append(f"Submodules are empty here: {_some(listing.submodules)}.")
+    if listing.embedded:
+        notes.append(f"Repositories inside the repository were left out: {_some(listing.embedded)}.")
+    if listing.sparse:
+        notes.append("The parent's checkout is sparse; here all files are checked out.")
+    if repository.shallow:
+        notes.append("The history is cut off, as in the parent's own clone.")
+    if unfinished := next((what for name, what in _UNFINISHED.items() if (repository.git_dir / name).exists()), None):
+        notes.append(f"The parent is in the middle of a {unfinished}; here its changes are simply there.")
+    if _has_lfs(repository, listing.attributes):
+        notes.append("Files kept by Git LFS are pointers here, not their contents.")
+    return notes
+
+
+def _has_lfs(repository: Repository, attributes: Sequence[bytes]) -> bool:
+    for path in attributes:
+        try:
+            if b"filter=lfs" in Path(repository.top, os.fsdecode(path)).read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _some(paths: Sequence[bytes]) -> str:
+    names = [path.decode("utf-8", "backslashreplace").rstrip("/") for path in sorted(paths)[:5]]
+    return ", ".join(names) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

@@ -1,0 +1,219 @@
+"""One child's checkout on a daemon: set it up, keep what it is, and take it back.
+
+Three folders: ``work`` is the child's, its repository in ``work/.git`` included; ``keep.git`` is the daemon's own
+repository, from which git is run and which the child only borrows objects from; ``index`` is what the daemon knows of
+the files. So nothing the child writes is ever taken as git's configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nexofork.engine.workspace.bundles import Bundle, decode_bundle, encode_bundle
+from nexofork.engine.workspace.capture import MAX_BUNDLE_BYTES
+from nexofork.engine.workspace.child_refs import ChildRefs, read_refs
+from nexofork.engine.workspace.git import Git, GitFailed
+from nexofork.engine.workspace.listing import list_files, write_changes
+from nexofork.engine.workspace.repository import git_in, make_repository, take_pack
+from nexofork.wire.workspace import TreeState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nexofork.wire.workspace import GitSpec
+
+__all__ = ["RESULT_REF", "Worktree"]
+
+RESULT_REF = "refs/nexofork/result"
+_CONFIG = (
+    "[user]\n\tname = nexofork\n\temail = nexofork@localhost\n[commit]\n\tgpgsign = false\n"
+    "[gc]\n\tauto = 0\n[maintenance]\n\tauto = false\n[advice]\n\tdetachedHead = false\n"
+)
+_MAX_INDEX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What the files and references were when they were looked at last."""
+
+    state: TreeState
+    index_bytes: bytes
+    """The child's index as a file, by which a change is noticed without running git."""
+
+
+class Worktree:
+    """One child's checkout."""
+
+    def __init__(self, folder: Path, spec: GitSpec) -> None:
+        self._folder = folder
+        self._spec = spec
+        self.root = folder / "work"
+        self._git_dir = self.root / ".git"
+        self._keep = folder / "keep.git"
+        self._index = folder / "index"
+        self._base: Path | None = None
+        self._seen: _Seen | None = None
+        self.start: TreeState | None = None
+        """What a child that begins finds; None until it is set up."""
+
+    @property
+    def git(self) -> Git:
+        """Git on the daemon's own repository, which sees the child's objects too."""
+        return git_in(self._keep)
+
+    @property
+    def protected(self) -> tuple[Path, ...]:
+        """What the child may read and not change: what names programs to git, and the objects it borrows."""
+        assert self._base is not None, "it is set up"
+        return (self._git_dir / "config", self._git_dir / "hooks", self._base, self._keep / "objects")
+
+    async def set_up(self, base: Path, bundles: Sequence[bytes], state: TreeState | None) -> None:
+        """Check the files out.
+
+        Args:
+            base: The folder of the base's objects.
+            bundles: What the child's state needs beyond it, in the order it was made.
+            state: Where an earlier daemon left it; None for a child that begins.
+
+        Raises:
+            GitFailed: A bundle is damaged or hostile, or there is no room.
+            BadBundle: One is no bundle.
+        """
+        spec = self._spec
+        self._base = base
+        borrowed = [base, self._git_dir / "objects"]
+        await asyncio.to_thread(make_repository, self._keep, head=spec.commit, borrow=borrowed, shallow=spec.shallow)
+        await asyncio.to_thread(self._without_filters, self._keep)
+        for data in bundles:
+            await take_pack(self.git, decode_bundle(data).pack)
+        refs = {f"refs/heads/{spec.branch}": spec.commit} if spec.branch else {}
+        head_tree = (await self.git.run("rev-parse", "--verify", f"{spec.commit}^{{tree}}")).decode().strip()
+        fresh = TreeState(head=spec.commit, branch=spec.branch, refs=refs, index=head_tree, tree=head_tree)
+        self.start, start = fresh, state or fresh
+        await asyncio.to_thread(self._make_child, base, start)
+        child = git_in(self._git_dir, files=self.root)
+        await child.run("read-tree", "--reset", "-u", start.tree)
+        await asyncio.to_thread(shutil.copy2, self._git_dir / "index", self._index)
+        if start.index != start.tree:
+            await child.run("read-tree", start.index)
+            await child.run("update-index", "-q", "--refresh", also=(1,))
+        self._seen = _Seen(state=start, index_bytes=await asyncio.to_thread(self._child_index))
+
+    def _without_filters(self, repository: Path) -> None:
+        (repository / "info/attributes").write_text("* -filter\n")
+
+    def _make_child(self, base: Path, state: TreeState) -> None:
+        head = f"ref: refs/heads/{state.branch}" if state.branch else state.head
+        make_repository(
+            self._git_dir,
+            head=head,
+            borrow=[base, self._keep / "objects"],
+            shallow=self._spec.shallow,
+            bare=False,
+            config=_CONFIG,
+        )
+        refs = {**state.refs, **({f"refs/heads/{state.branch}": state.head} if state.branch else {})}
+        for name, oid in refs.items():
+            path = self._git_dir / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{oid}\n")
+        (self._git_dir / "hooks").mkdir()
+
+    async def look(self) -> TreeState:
+        """Return what the checkout is now; git is not asked for what has not changed.
+
+        Raises:
+            GitFailed: The files cannot be read, or there is no room.
+        """
+        assert self._seen is not None, "it is set up"
+        last = self._seen
+        found = await asyncio.to_thread(read_refs, self._git_dir)
+        refs = found or ChildRefs(head=None, branch=last.state.branch, refs=last.state.refs)
+        staged = await asyncio.to_thread(self._child_index)
+        files = git_in(self._keep, files=self.root, index=self._index)
+        listing = await list_files(files, ignored=self._spec.ignored)
+        tree, index = last.state.tree, last.state.index
+        if not listing.clean:
+            await write_changes(files, listing)
+            tree = (await files.run("write-tree")).decode().strip()
+        if staged != last.index_bytes:
+            index = await self._staged_tree(staged) or tree
+        head = refs.head if refs.head and await self._has_commit(refs.head, last.state) else last.state.head
+        state = TreeState(
+            head=head,
+            branch=refs.branch,
+            refs=await self._known(refs.refs, last.state),
+            index=index,
+            tree=tree,
+        )
+        self._seen = _Seen(state=state, index_bytes=staged)
+        return state
+
+    async def _has_commit(self, oid: str, known: TreeState) -> bool:
+        if oid == known.head:
+            return True
+        printed = await self.git.run("cat-file", "-t", oid, also=(1, 128))
+        return printed.strip() == b"commit"
+
+    async def _known(self, refs: dict[str, str], last: TreeState) -> dict[str, str]:
+        """Leave out references to objects that are not there: the rest of the child's work must not be lost for one."""
+        new = sorted({oid for oid in refs.values() if oid not in last.refs.values() and oid != last.head})
+        if not new:
+            return dict(refs)
+        asked = "".join(f"{oid}\n" for oid in new).encode()
+        missing = {
+            line.split()[0].decode()
+            for line in (await self.git.run("cat-file", "--batch-check", stdin=asked)).splitlines()
+            if line.endswith(b" missing")
+        }
+        return {name: oid for name, oid in refs.items() if oid not in missing}
+
+    async def _staged_tree(self, index: bytes) -> str | None:
+        """Return the tree of the child's index; None where it has none, as in the middle of a merge."""
+        copy = self._folder / "staged"
+        await asyncio.to_thread(copy.write_bytes, index)
+        try:
+            return (await git_in(self._keep, index=copy).run("write-tree")).decode().strip()
+        except GitFailed:
+            return None
+
+    def _child_index(self) -> bytes:
+        try:
+            descriptor = os.open(self._git_dir / "index", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return b""
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return b""
+            return file.read(_MAX_INDEX_BYTES)
+
+    async def bundle(self, state: TreeState, behind: TreeState | None) -> bytes:
+        """Return what a state needs beyond an earlier one, or beyond where the child began.
+
+        Raises:
+            GitFailed: It is too large, or objects of the child's are not there.
+        """
+        wanted = {state.tree, state.index, state.head, *state.refs.values()}
+        had = {behind.tree, behind.index, behind.head, *behind.refs.values()} if behind else set()
+        pack = await self.pack(wanted - had, had | {self._spec.commit})
+        refs = {"refs/nexofork/tree": state.tree, "refs/nexofork/index": state.index, "refs/nexofork/head": state.head}
+        return encode_bundle(Bundle(pack=pack, refs=refs, needs=(self._spec.commit,)))
+
+    async def pack(self, wanted: set[str], had: set[str]) -> bytes:
+        """Return a thin pack of what some objects lead to and others do not.
+
+        Raises:
+            GitFailed: It is too large, or some of it is not there.
+        """
+        revisions = [*sorted(wanted), *(f"^{oid}" for oid in sorted(had))]
+        return await self.git.run(
+            *("pack-objects", "--revs", "--thin", "--stdout", "-q", "--delta-base-offset"),
+            stdin="".join(f"{line}\n" for line in revisions).encode(),
+            limit_bytes=MAX_BUNDLE_BYTES,
+        )

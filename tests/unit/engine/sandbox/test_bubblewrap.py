@@ -1,0 +1,255 @@
+"""What a command in the sandbox, and a file tool beside it, can and cannot reach."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
+from nexofork.engine.tools.place import Place
+from nexofork.errors import ForkRefused
+from tests.support.hands import Hands
+from tests.support.sandboxes import boxed, needs_bubblewrap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = needs_bubblewrap
+
+SECRET = "sk-secret-8fa1"
+NAMED = ["-c", "user.name=n", "-c", "user.email=e"]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """A folder of the host's that is not in ``/tmp``, which inside is another."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+async def test_a_command_is_somebody_of_its_own(tmp_path: Path) -> None:
+    """Its own user without rights, host name, processes and network; the system cannot be changed."""
+    async with boxed(tmp_path / "state") as hands:
+        said = await hands.good(
+            "Bash",
+            command="id -u; hostname; ls /proc | grep -c [0-9]; grep -c : /proc/net/dev; grep CapEff /proc/self/status",
+        )
+        writes = await hands.good(
+            "Bash",
+            command="for f in / /usr /etc /dev /proc/sys/kernel/hostname; do echo x 2>&- > $f/x || echo no; done 2>&-",
+        )
+
+    uid, hostname, processes, interfaces, capabilities = said.splitlines()
+    assert (uid, hostname, interfaces) == ("1000", "fork", "1")
+    assert int(processes) < 6
+    assert int(capabilities.split()[1], 16) == 0
+    assert writes.split() == ["no"] * 5
+
+
+async def test_nothing_of_the_hosts_files_is_there(tmp_path: Path, elsewhere: Path) -> None:
+    """Neither homes nor accounts nor what services keep, for no tool."""
+    hidden = ["/root", "/home", "/var/log", "/run", "/opt", "/srv", "/boot", "/sys", str(elsewhere)]
+    async with boxed(tmp_path / "state") as hands:
+        seen = await hands.good(
+            "Bash", command=f"ls -d {' '.join(hidden)} /etc/shadow /etc/ssh /etc/ssl/private 2>&-; :"
+        )
+        for path in hidden:
+            for name, arguments in (("FileRead", {"file_path": f"{path}/x"}), ("Glob", {"path": path})):
+                said = await hands.bad(name, pattern="*", **arguments)
+                assert "not available" in said or "belongs to the kernel" in said
+        assert "does not exist" in await hands.bad("FileRead", file_path="/etc/shadow")
+        names = await hands.good("Glob", pattern="/*", path="/")
+
+    assert seen == ""
+    assert names == "No file in / matches."
+
+
+async def test_the_runs_own_tmp_is_one_for_all_tools(tmp_path: Path) -> None:
+    """What a command writes to ``/tmp`` a file tool reads there, and the other way round; the host's is another."""
+    theirs = Path("/tmp") / f"nexofork-{os.getpid()}-host"
+    theirs.write_text("host")
+    try:
+        async with boxed(tmp_path / "state") as hands:
+            await hands.good("Bash", command="echo from bash > /tmp/a; ln -s /tmp/a link")
+            await hands.good("FileWrite", file_path="/tmp/b", content="from a tool")
+
+            assert await hands.good("FileRead", file_path="/tmp/a") == "     1\tfrom bash"
+            assert await hands.good("FileRead", file_path="link") == "     1\tfrom bash"
+            assert await hands.good("Bash", command="cat /tmp/b") == "from a tool"
+            assert await hands.good("Grep", pattern="from", path="/tmp") == "/tmp/a\n/tmp/b"
+            assert "/tmp/b" in await hands.good("Glob", pattern="/tmp/*")
+            assert "does not exist" in await hands.bad("FileRead", file_path=str(theirs))
+    finally:
+        theirs.unlink()
+
+
+async def test_both_searches_work_inside(tmp_path: Path) -> None:
+    """Ripgrep, and our own where a glob and a type are to hold both; the interpreter is not to be searched."""
+    async with boxed(tmp_path / "state") as hands:
+        await hands.good("FileWrite", file_path="src/a.py", content="needle\n")
+        own = await hands.good("Grep", pattern="needle", type="py", glob="*.py", output_mode="content")
+        newest = await hands.good("Glob", pattern="**/*.py")
+        if not sys.base_prefix.startswith("/usr"):
+            assert "not available" in await hands.bad("Glob", pattern="**/os.py", path=sys.base_prefix)
+
+        assert own == f"{hands.folder}/src/a.py:1:needle"
+        assert newest == f"{hands.folder}/src/a.py"
+
+
+async def test_links_and_detours_do_not_lead_out(tmp_path: Path, elsewhere: Path) -> None:
+    """A file tool follows a link as it would be followed inside, where there is nothing to be found."""
+    secret = elsewhere / "secret"
+    secret.write_text(SECRET)
+    links = f"ln -s {secret} l; ln -s {elsewhere} d; ln -s /proc/self/root r; ln -s {'../' * 20}{elsewhere} up"
+    async with boxed(tmp_path / "state") as hands:
+        said = await hands.good(
+            "Bash", command=f"{links}; ln {secret} h 2>&-; cat l d/secret r{secret} up/secret 2>&-; :"
+        )
+        paths = ["l", "d/secret", f"r{secret}", "up/secret", str(secret), f"/proc/self/cwd/{secret}"]
+        answers = [await hands.bad("FileRead", file_path=path) for path in (*paths, "h")]
+        answers += [await hands.bad("FileWrite", file_path=path, content="x") for path in paths]
+        answers += [await hands.bad("Grep", pattern="sk-", path=path) for path in paths]
+
+    assert not [answer for answer in (said, *answers) if SECRET in answer]
+    assert secret.read_text() == SECRET
+
+
+async def test_a_folder_swapped_for_a_link_is_not_followed(tmp_path: Path, elsewhere: Path) -> None:
+    """Between the look at a path and its opening; the filter, which is asked in between, does the swap here."""
+    (elsewhere / "f").write_text(SECRET)
+    async with boxed(tmp_path / "state") as hands:
+        await hands.good("FileWrite", file_path="d/f", content="mine")
+
+        def swap(*_: object) -> None:
+            (hands.folder / "d").rename(hands.folder / "e")
+            (hands.folder / "d").symlink_to(elsewhere)
+
+        outcome = await hands.judged("FileRead", swap, file_path="d/f")
+
+    assert outcome.is_error
+    assert SECRET not in str(outcome.content)
+
+
+async def test_a_workspace_is_written_and_its_protected_parts_are_not(tmp_path: Path) -> None:
+    """Neither by a command, which cannot put them aside either, nor by a file tool; they can be read."""
+    repo = tmp_path / "repo"
+    (repo / ".git/hooks").mkdir(parents=True)
+    (repo / ".git/config").write_text("[core]\n")
+    place = Place(cwd=repo, protected=(repo / ".git/hooks", repo / ".git/config"))
+    async with boxed(tmp_path / "state", place) as hands:
+        attempts = [
+            "echo x > .git/config",
+            "echo x > .git/hooks/post-commit",
+            "mv .git/config .git/old",
+            "rm -rf .git/hooks",
+            "mv .git gone",
+            "ln .git/config hard",
+            "mount -o remount,rw .git/config",
+        ]
+        for attempt in attempts:
+            assert await hands.bad("Bash", command=attempt), attempt
+        assert await hands.good("FileRead", file_path=".git/config") == "     1\t[core]"
+        assert "not changed" in await hands.bad("FileWrite", file_path=".git/config", content="x")
+        assert "not changed" in await hands.bad("FileWrite", file_path=".git/hooks/post-commit", content="x")
+        await hands.good("Bash", command="echo ref > .git/HEAD; mkdir sub; echo made > sub/file; chmod 000 sub")
+
+    assert (repo / ".git/config").read_text() == "[core]\n"
+    assert os.listdir(repo / ".git/hooks") == []
+    assert (repo / "sub").stat().st_uid == os.geteuid()
+    (repo / "sub").chmod(0o700)
+    assert (repo / "sub/file").read_text() == "made\n"
+
+
+def make_repository(repo: Path, tree: Path) -> None:
+    """A repository with one commit and a worktree."""
+    repo.mkdir()
+    commit = [*NAMED, "commit", "-q", "--allow-empty", "-m", "one"]
+    for arguments in (["init", "-q"], commit, ["worktree", "add", "-q", str(tree)]):
+        subprocess.run(["git", *arguments], cwd=repo, check=True)
+
+
+async def test_git_works_in_a_worktree_of_its_own(tmp_path: Path) -> None:
+    """With its repository beside it, whose configuration and hooks are protected."""
+    repo, tree = tmp_path / "repo", tmp_path / "tree"
+    make_repository(repo, tree)
+    place = Place(cwd=tree, writable=(repo / ".git",), protected=(repo / ".git/hooks", repo / ".git/config"))
+    async with boxed(tmp_path / "state", place) as hands:
+        said = await hands.good(
+            "Bash",
+            command=f"echo x > f && git add f && git {' '.join(NAMED)} commit -q -m two && git log --format=%s",
+        )
+        assert await hands.bad("Bash", command="git config core.hooksPath /tmp")
+
+    assert said.split() == ["two", "one"]
+
+
+async def test_credentials_in_a_workspace_are_covered(tmp_path: Path) -> None:
+    """A key file that lies where a run works is empty to it, for all tools."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "daemon.creds").write_text(SECRET)
+    async with boxed(tmp_path / "state", Place(cwd=shared), secrets=(shared / "daemon.creds",)) as hands:
+        assert await hands.good("Bash", command="cat daemon.creds; cp daemon.creds x; cat x") == ""
+        assert "is empty" in await hands.good("FileRead", file_path="daemon.creds")
+        assert "Nothing" in await hands.good("Grep", pattern="sk-")
+        assert "not changed" in await hands.bad("FileWrite", file_path="daemon.creds", content="x")
+
+    assert (shared / "daemon.creds").read_text() == SECRET
+
+
+@pytest.mark.parametrize("folder", ["/", "home", "state/..", "missing"])
+async def test_a_place_that_shows_too_much_is_refused(tmp_path: Path, folder: str) -> None:
+    """A run that would work in the daemon's home, around its state, or nowhere."""
+    cwd = Path.home() if folder == "home" else tmp_path / folder
+    async with open_sandbox(SandboxSettings(state_dir=tmp_path / "state")) as sandbox:
+        with pytest.raises(ForkRefused):
+            async with sandbox.open(Place(cwd=cwd), name="run"):
+                pass
+
+
+async def test_all_a_run_leaves_in_its_scratch_is_removed(tmp_path: Path) -> None:
+    """Folders without rights and thousands deep as well; nothing is left of the daemon's folder at its end."""
+    deep = "p=$(printf 'd/%.0s' {1..900}); for i in 1 2 3; do mkdir -p $p; cd $p; done"
+    locked = "mkdir locked; touch locked/f; chmod 000 locked"
+    async with open_sandbox(SandboxSettings(state_dir=tmp_path / "state")) as sandbox:
+        async with sandbox.open(Place(), name="run") as place:
+            assert place.cwd is not None
+            assert stat.S_IMODE(place.cwd.stat().st_mode) == 0o700
+            run = place.cwd.parent
+            await Hands.at(place).good("Bash", command=f"{locked}; {deep}")
+            assert run.exists()
+        assert not run.exists()
+    assert os.listdir(tmp_path / "state/sandbox") == []
+
+
+async def test_what_a_killed_daemon_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """And what a living one has is not."""
+    left = tmp_path / "state/sandbox/abcdef/run-1/work"
+    left.mkdir(parents=True)
+    settings = SandboxSettings(state_dir=tmp_path / "state")
+    async with open_sandbox(settings) as sandbox, sandbox.open(Place(), name="run") as place:
+        assert not left.exists()
+        async with open_sandbox(settings):
+            assert place.cwd is not None
+            assert place.cwd.exists()
+
+
+async def test_network_and_folders_are_the_operators_to_give(tmp_path: Path) -> None:
+    """Given, a command has the host's interfaces and reads a folder beside the system's; it cannot write there."""
+    more = tmp_path / "toolchain"
+    more.mkdir()
+    (more / "tool").write_text("here")
+    async with boxed(tmp_path / "state", network=True, read=(more,)) as hands:
+        said = await hands.good("Bash", command=f"readlink /proc/self/ns/net; cat {more}/tool; echo x > {more}/y || :")
+        assert await hands.good("FileRead", file_path=f"{more}/tool") == "     1\there"
+        assert "not changed" in await hands.bad("FileWrite", file_path=f"{more}/y", content="x")
+
+    assert said.startswith(os.readlink("/proc/self/ns/net") + "\nhere")
+    assert os.listdir(more) == ["tool"]

@@ -1,0 +1,125 @@
+"""What a command in the sandbox uses up is its own loss: it ends with an error, and nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
+from nexofork.engine.tools.bash import BashTool
+from nexofork.engine.tools.commands import Limits
+from nexofork.engine.tools.place import Place
+from tests.support.sandboxes import boxed, needs_bubblewrap, processes_with
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = needs_bubblewrap
+
+MB = 1024 * 1024
+ESCAPES = [
+    "sleep 1000 & sleep 1000",
+    "setsid sleep 1000 & nohup sleep 1000 & sleep 1000 & disown -a; sleep 1000",
+    "setsid -f bash -c 'setsid -f sleep 1000; sleep 1000'; sleep 1000",
+]
+
+
+def marked(command: str) -> tuple[str, str]:
+    """A command whose processes can be found by a word, wherever they went."""
+    word = f"mark-{secrets.token_hex(6)}"
+    return f"export {word.replace('-', '_')}=1; {command}", word.replace("-", "_")
+
+
+@pytest.mark.parametrize("command", ESCAPES)
+async def test_an_abort_leaves_no_process(tmp_path: Path, command: str) -> None:
+    """Not even one that left its session and its parents; they are gone when the cancellation goes on."""
+    command, word = marked(command)
+    async with boxed(tmp_path / "state") as hands, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(hands.outcome("Bash", command=command))
+        await eventually(lambda: len(processes_with(word)) >= 3)
+        running.cancel()
+        await asyncio.wait([running])
+        assert processes_with(word) == []
+
+
+async def test_a_timeout_and_an_end_leave_no_process_either(tmp_path: Path) -> None:
+    """What a command started in the background ends with its call."""
+    slow, word = marked("setsid sleep 1000 & nohup sleep 1000 & sleep 1000")
+    quick, other = marked("setsid -f sleep 1000; (sleep 1000 &); echo done")
+    async with boxed(tmp_path / "state") as hands:
+        killed = await hands.bad("Bash", command=slow, timeout_s=0.5)
+        assert processes_with(word) == []
+        assert await hands.good("Bash", command=quick) == "done\n"
+        assert processes_with(other) == []
+
+    assert "it ran longer than 0.5 s" in killed
+
+
+async def test_a_fork_bomb_is_an_error(tmp_path: Path) -> None:
+    """Also one whose processes leave their sessions."""
+    bomb, word = marked("f() { setsid bash -c 'sleep 1000' & f & f & wait; }; f")
+    limits = Limits(processes=60, time_s=30)
+    async with boxed(tmp_path / "state", limits=limits) as hands:
+        said = await hands.bad("Bash", command=bomb)
+        assert processes_with(word) == []
+        assert await hands.good("Bash", command="echo alive") == "alive\n"
+
+    assert "[killed: it had more than 60 processes at once]" in said
+
+
+async def test_memory_without_bound_is_an_error(tmp_path: Path) -> None:
+    """One process is refused more; several are ended together, with the limit named."""
+    one = "dd if=/dev/zero of=/dev/null bs=600M count=1"
+    many = "for i in 1 2 3 4; do (x=$(head -c 60M /dev/zero | tr '\\0' x); sleep 30) & done; wait"
+    async with boxed(tmp_path / "state", limits=Limits(resident_bytes=200 * MB, time_s=30)) as hands:
+        killed = f"[killed: it used more than {200 * MB} bytes of memory]"
+        assert "memory exhausted" in await hands.bad("Bash", command=one)
+        assert killed in await hands.bad("Bash", command=many)
+
+
+async def test_commands_are_the_first_to_go_when_memory_runs_out(tmp_path: Path) -> None:
+    """The kernel is told to take them and not the daemon, bare or not."""
+    look = "cat /proc/self/oom_score_adj"
+    async with boxed(tmp_path / "state") as hands:
+        assert await hands.good("Bash", command=look) == "1000\n"
+    assert (await BashTool().run({"command": look})).content == "1000\n"
+
+
+@pytest.mark.parametrize("folder", ["/tmp", ".", "/dev/shm"])
+async def test_a_full_scratch_is_an_error(tmp_path: Path, folder: str) -> None:
+    """By one file or by many, in every folder the run may write to; making room is allowed afterwards."""
+    many = f"cd {folder}; for i in $(seq 100); do head -c 8M /dev/zero > f$i || exit 1; done; sleep 30"
+    async with boxed(tmp_path / "state", disk_bytes=32 * MB) as hands:
+        assert await hands.bad("Bash", command=f"head -c 40M /dev/zero > {folder}/big")
+        assert f"[killed: its files grew by more than {32 * MB} bytes" in await hands.bad("Bash", command=many)
+        assert (
+            await hands.good(
+                "Bash", command=f"rm {folder}/f* {folder}/big; sleep 0.5; echo room > {folder}/f; cat {folder}/f"
+            )
+            == "room\n"
+        )
+
+
+async def test_what_a_workspace_held_before_does_not_count(tmp_path: Path) -> None:
+    """Only what the run adds does."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "old").write_bytes(bytes(64 * MB))
+    settings = SandboxSettings(state_dir=tmp_path / "state", disk_bytes=32 * MB)
+    async with open_sandbox(settings) as sandbox, sandbox.open(Place(cwd=workspace), name="run") as place:
+        bash = BashTool(sandbox=place.sandbox)
+        assert not (await bash.run({"command": "head -c 20M /dev/zero > new; sleep 0.5"})).is_error
+        assert (await bash.run({"command": "head -c 20M /dev/zero > more; sleep 30"})).is_error
+
+
+async def test_ten_gigabytes_of_output_are_an_error(tmp_path: Path) -> None:
+    """Most of it is never printed."""
+    async with boxed(tmp_path / "state", limits=Limits(printed_bytes=20 * MB)) as hands:
+        said = await hands.bad("Bash", command="yes | head -c 10G")
+
+    assert said.endswith(f"[killed: it printed more than {20 * MB} bytes]")
+    assert len(said) < 400_000

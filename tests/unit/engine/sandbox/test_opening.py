@@ -1,0 +1,77 @@
+"""A daemon gets the sandbox it asks for, or is told why not and what to do; it never runs bare by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
+from nexofork.engine.tools.place import Place
+from nexofork.errors import SandboxUnavailable
+from tests.support.sandboxes import BWRAP, needs_bubblewrap
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [
+        (["--dev-bind", "/", "/", "--ro-bind", "/dev/null", str(BWRAP)], "bubblewrap is not installed"),
+        (["--unshare-user", "--disable-userns", "--dev-bind", "/", "/"], "a command could not be run in it"),
+    ],
+    ids=["not installed", "not allowed"],
+)
+@pytest.mark.parametrize("kind", ["auto", "bwrap"])
+async def test_a_daemon_without_bubblewrap_does_not_start(
+    tmp_path: Path, without: list[str], words: str, kind: str
+) -> None:
+    """It says why, and both ways out; this host is made into one where it is missing, or may not do its work."""
+    assert BWRAP is not None
+    daemon = await asyncio.create_subprocess_exec(
+        *(BWRAP, *without, sys.executable, "-m", "nexofork_daemon", "--sandbox", kind, "--state-dir", str(tmp_path)),
+        *("--nats", "nats://127.0.0.1:9"),
+        env={**os.environ, "ANTHROPIC_API_KEY": "sk-sim-team"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = (stream.decode() for stream in await daemon.communicate())
+
+    assert (daemon.returncode, out) == (2, "")
+    assert words in err
+    assert "--sandbox none" in err
+    assert len(err.splitlines()) == 1
+
+
+async def test_none_closes_nothing_off(tmp_path: Path) -> None:
+    """And makes nothing on disk."""
+    async with open_sandbox(SandboxSettings(kind="none", state_dir=tmp_path / "state")) as sandbox:
+        async with sandbox.open(Place(cwd=tmp_path), name="run") as place:
+            assert (place.cwd, place.sandbox) == (tmp_path, None)
+        assert sandbox.name == "none"
+    assert not (tmp_path / "state").exists()
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("read", "words"), [("/", "which no command may see"), ("gone", "is no folder"), (".", "which no command may see")]
+)
+async def test_a_folder_that_shows_too_much_cannot_be_given(tmp_path: Path, read: str, words: str) -> None:
+    """Here the state directory is in it."""
+    with pytest.raises(SandboxUnavailable, match=words):
+        async with open_sandbox(SandboxSettings(state_dir=tmp_path / "state", read=(tmp_path / read,))):
+            pass
+
+
+@needs_bubblewrap
+async def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """With the option to give another."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SandboxUnavailable, match=r"file/state cannot be written .* --state-dir"):
+        async with open_sandbox(SandboxSettings(state_dir=tmp_path / "file/state")):
+            pass
