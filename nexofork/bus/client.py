@@ -18,7 +18,7 @@ from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION, Parser
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-__all__ = ["SturdyClient"]
+__all__ = ["NoTls", "SturdyClient"]
 
 # The protocol separates by space and tab only; \s would also split at \v and \f, which may stand in a subject.
 _MESSAGE = re.compile(rb"\A(H?)MSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)((?:[ \t]+[^ \t\r\n]+)*)[ \t]*\r\n")
@@ -27,12 +27,22 @@ _MAX_LINE = 64 * 1024
 _CRLF = b"\r\n"
 
 
+class NoTls(Error):
+    """The server offers no TLS to a client that was told whom to trust."""
+
+
 class SturdyClient(Client):
     """A client that no message and no error line of the server can end."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ps = _SturdyParser(self)
+
+    def _connect_command(self) -> bytes:
+        # Called before anything is said on every connection; nats-py leaves it to the server whether there is TLS.
+        if "tls" in self.options and not self._server_info.get("tls_required"):
+            raise NoTls("nats: the server offers no TLS")
+        return super()._connect_command()
 
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:

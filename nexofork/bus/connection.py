@@ -12,6 +12,7 @@ import itertools
 import logging
 import re
 import secrets
+import ssl
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from weakref import WeakSet
 
 from nats import errors as nats_errors
 
-from nexofork.bus.client import SturdyClient
+from nexofork.bus.client import NoTls, SturdyClient
 from nexofork.bus.credentials import read_login
 from nexofork.bus.exchange import Exchange
 from nexofork.bus.failures import (
@@ -31,6 +32,7 @@ from nexofork.bus.failures import (
     NoResponders,
     NotPermitted,
     PayloadTooLarge,
+    ServerNotTrusted,
 )
 from nexofork.bus.jetstream import API, call, find_api
 from nexofork.bus.subscription import Msg, Reply, Subscription
@@ -70,6 +72,8 @@ class BusSettings:
     """A credentials file: a user token and its seed."""
     nkey_seed: Path | None = None
     """A file with an nkey seed alone."""
+    ca: Path | None = None
+    """The authority that signed the server's certificate; with it, a server without TLS is refused."""
     name: str = "nexofork"
     """What the server's monitoring calls this connection."""
     connect_timeout_s: float = 5.0
@@ -86,7 +90,7 @@ class Bus:
         """The public nkey, or ``local`` without one."""
         self.api = API
         """The prefix under which JetStream is reached."""
-        self._login_options = login.options
+        self._login_options = login.options | _trust(settings.ca)
         self._client = SturdyClient()
         self._online = asyncio.Event()
         self._closed = False
@@ -99,6 +103,7 @@ class Bus:
         self._on_denied: dict[str, list[Callable[[BusError], None]]] = {}
         self._violations: deque[tuple[str, str]] = deque(maxlen=100)
         self._last_problem: Exception | None = None
+        self._opening: asyncio.Timeout | None = None
         self._fill: dict[str, tuple[float, float]] = {}
 
     @property
@@ -262,7 +267,7 @@ class Bus:
     async def _open(self) -> None:
         settings = self.settings
         try:
-            async with asyncio.timeout(settings.connect_timeout_s):
+            async with asyncio.timeout(settings.connect_timeout_s) as self._opening:
                 await self._client.connect(
                     list(settings.urls),
                     name=settings.name,
@@ -340,6 +345,9 @@ class Bus:
     async def _noticed(self, error: Exception) -> None:
         if not _is_denial(self._last_problem):  # a server that refuses us may reset the next try before it says so
             self._last_problem = error
+        if isinstance(error, ssl.SSLCertVerificationError) and self._opening and not self._online.is_set():
+            # Trying again will not help, and nats-py would wait for the rest of a handshake that ended.
+            self._opening.reschedule(asyncio.get_running_loop().time())
         if found := _VIOLATION.search(str(error)):
             self._violated(found[1], found[2])
         elif self._online.is_set():
@@ -375,6 +383,10 @@ class Bus:
         words = str(cause).removeprefix("nats: ").strip("'")
         if _is_denial(cause):
             return BusDenied(words)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ServerNotTrusted(self.settings.urls, cause.verify_message.rstrip("."))
+        if isinstance(cause, NoTls):
+            return ServerNotTrusted(self.settings.urls, "it offers no TLS, and an authority was named")
         if isinstance(error, TimeoutError) and self._last_problem is None:
             words = f"no answer within {self.settings.connect_timeout_s:g} s"
         return BusUnreachable(self.settings.urls, words or type(cause).__name__)
@@ -396,6 +408,7 @@ async def open_bus(settings: BusSettings) -> AsyncIterator[Bus]:
     Raises:
         BusUnreachable: No server answered within ``connect_timeout_s``.
         BusDenied: The credentials are not accepted.
+        ServerNotTrusted: The server's certificate is not.
     """
     bus = Bus(settings)
     await bus._open()
@@ -404,6 +417,18 @@ async def open_bus(settings: BusSettings) -> AsyncIterator[Bus]:
         yield bus
     finally:
         await bus._close()
+
+
+def _trust(ca: Path | None) -> dict[str, ssl.SSLContext]:
+    if ca is None:
+        return {}
+    try:
+        return {"tls": ssl.create_default_context(cafile=ca)}
+    except OSError as exc:
+        raise BusError(
+            f"{ca} cannot be used as a certificate authority ({exc.strerror or exc}). Give it in PEM form.",
+            retryable=False,
+        ) from exc
 
 
 def _is_denial(problem: Exception | None) -> bool:

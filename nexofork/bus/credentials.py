@@ -6,6 +6,7 @@ checked here because nats-py reads a credentials file without a token in it for 
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from nexofork.bus.failures import BusDenied
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LOCAL", "Login", "read_login"]
+__all__ = ["LOCAL", "Login", "new_seed", "read_login"]
 
 LOCAL = "local"
 """The identity of a client without a key, on a server that asks for none."""
@@ -50,6 +51,12 @@ def read_login(creds: Path | None, nkey_seed: Path | None) -> Login:
     if "BEGIN NATS USER JWT" in text:
         return Login(identity=identity, options={"user_credentials": str(path)})
     return Login(identity=identity, options={"nkeys_seed_str": seed})
+
+
+def new_seed() -> tuple[str, str]:
+    """Return a new user's seed, which is secret, and the public key it proves."""
+    seed = bytes(nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER))
+    return seed.decode(), bytes(nkeys.from_seed(bytearray(seed)).public_key).decode()
 
 
 def _seed_in(text: str) -> str | None:

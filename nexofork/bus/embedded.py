@@ -110,8 +110,10 @@ class ServerProcess:
         binary = find_binary()
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = self.folder / "nats-server.conf"
-        settings.write_text(f"{self.configuration}\nports_file_dir: {json.dumps(str(self.folder))}\n")
-        server = [str(binary), "-c", str(settings), "-l", str(self._log), "--log_size_limit", str(8 << 20)]
+        # In the file and not as flags: a server that has a limit as a flag does not reload its configuration.
+        ours = f"ports_file_dir: {json.dumps(str(self.folder))}\nlogfile_size_limit: {8 << 20}\n"
+        settings.write_text(f"{self.configuration}\n{ours}")
+        server = [str(binary), "-c", str(settings), "-l", str(self._log)]
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
         self._process = subprocess.Popen(
             [*launcher, *server],

@@ -29,7 +29,9 @@ __all__ = [
     "RunAborted",
     "RunExists",
     "ServerFailed",
+    "ServerNotTrusted",
     "StoreFull",
+    "StreamsDiffer",
     "WrongTip",
 ]
 
@@ -57,6 +59,21 @@ class BusDenied(BusError):
             "Give credentials of the right role with --creds or --nkey.",
             retryable=False,
         )
+
+
+class ServerNotTrusted(BusError):
+    """The server's certificate is not one that we accept, or the server has none where one is needed."""
+
+    def __init__(self, urls: tuple[str, ...], reason: str) -> None:
+        self.urls = urls
+        self.reason = reason
+        if "expired" in reason:
+            fix = "Let its operator renew it and reload the server."
+        elif "issuer" in reason or "self-signed" in reason or "self signed" in reason:
+            fix = "Name the authority that signed it with --nats-ca or NATS_CA."
+        else:
+            fix = "Use the name the certificate was made for, or another server."
+        super().__init__(f"The NATS server at {', '.join(urls)} is not trusted: {reason}. {fix}", retryable=False)
 
 
 class NotPermitted(BusError):
@@ -157,6 +174,18 @@ class StoreFull(BusError):
             f"The store of {what} is full: {detail}. Wait for old runs to expire, or let an admin give it more room "
             "(`nexofork provision --max-bytes N`).",
             retryable=True,
+        )
+
+
+class StreamsDiffer(BusError):
+    """Streams or the consumer have other settings than the design needs; nothing was changed."""
+
+    def __init__(self, differences: tuple[str, ...]) -> None:
+        self.differences = differences
+        super().__init__(
+            f"NATS has other settings than the fleet needs: {'; '.join(differences)}. Nothing was changed; "
+            "let an admin run `nexofork provision --apply`.",
+            retryable=False,
         )
 
 

@@ -1,18 +1,20 @@
 """Make sure that the streams and the pickup consumer are there, or say who can make them.
 
-Safe to run at every start of everything, at the same time. Settings that the design needs are restored; limits that an
-admin chose (size, age, replicas) are left alone unless they are given. With accounts no role but admin may create
-anything, because a consumer's deliver subject could forge an abort: then this only checks.
+Safe to run at every start of everything, at the same time: what is missing is made, and what is there is changed only
+where somebody says so. Settings that the design needs and that are otherwise are an error that names each difference;
+limits that an admin chose (size, age, replicas) are left alone unless they are given. With accounts no role but admin
+may create anything, because a consumer's deliver subject could forge an abort: then this only checks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nexofork.bus.failures import JetStreamRefused, NoResponders, NotPermitted, StoreFull
+from nexofork.bus.failures import JetStreamRefused, NoResponders, NotPermitted, StoreFull, StreamsDiffer
 from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
 from nexofork.wire.streams import CONSUMER, consumer_settings, log_stream, stream_settings
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
 
-__all__ = ["Provisioned", "provision"]
+__all__ = ["Found", "Provisioned", "look", "provision"]
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +66,9 @@ async def provision(
     lease_s: float | None = 15.0,
     replicas: int | None = None,
     max_bytes: int | None = None,
+    repair: bool = False,
 ) -> Provisioned:
-    """Create or update what is missing or wrong.
+    """Create what is missing, and change what is given or, where `repair` says so, what the design needs otherwise.
 
     Args:
         bus: The connection.
@@ -73,29 +76,79 @@ async def provision(
         lease_s: How long a request may stay unrenewed; None leaves an existing consumer as it is.
         replicas: None means 3 on a cluster that has them, else 1; an existing stream keeps its number.
         max_bytes: The log's limit; None means 640 MiB for a new stream and leaves an existing one.
+        repair: Whether existing streams get the settings that the design needs.
 
     Raises:
+        StreamsDiffer: Something is otherwise than the design needs, and is not to be repaired.
         BusError: Something is missing or wrong and this role may not change it; the message names the admin command.
     """
-    work = _Provisioner(bus, replicas=replicas, max_bytes=max_bytes)
+    work = _Provisioner(bus, replicas=replicas, max_bytes=max_bytes, repair=repair)
     for wanted in stream_settings(pool, **({} if max_bytes is None else {"max_bytes": max_bytes})):
         await work.stream(wanted)
-    return Provisioned(lease_s=await work.consumer(pool, lease_s))
+    lease = await work.consumer(pool, lease_s)
+    if work.differ:
+        raise StreamsDiffer(tuple(work.differ))
+    return Provisioned(lease_s=lease)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a pool has on the server."""
+
+    streams: Mapping[str, Mapping[str, Any]]
+    """What the server says of each stream that is there: ``config``, ``state``, ``cluster``."""
+    missing: tuple[str, ...]
+    differ: tuple[str, ...]
+    """Each setting that is otherwise than the design needs."""
+
+
+async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
+    """Return what is there, what is missing and what is otherwise; nothing is made or changed.
+
+    Raises:
+        BusError: The server did not say.
+    """
+    work = _Provisioner(bus, replicas=None, max_bytes=None, repair=False)
+    streams, missing, differ = {}, [], []
+    for wanted in stream_settings(pool):
+        name = wanted["name"]
+        info = await work.info(f"STREAM.INFO.{name}", _NO_STREAM)
+        if info is None:
+            missing.append(f"stream {name}")
+            continue
+        streams[name] = info
+        differ += _differences(f"stream {name}", info["config"], _needed(wanted))
+    log_name = log_stream(pool)
+    info = await work.info(f"CONSUMER.INFO.{log_name}.{CONSUMER}", _NO_CONSUMER) if log_name in streams else None
+    if info is None:
+        missing.append(f"consumer {CONSUMER} of {log_name}")
+    else:
+        wanted = consumer_settings(pool)
+        needed = {key: wanted[key] for key in _CONSUMER_NEEDED}
+        differ += _differences(f"consumer {CONSUMER} of {log_name}", info["config"], needed)
+    return Found(streams=streams, missing=tuple(missing), differ=tuple(differ))
 
 
 class _Provisioner:
-    def __init__(self, bus: Bus, *, replicas: int | None, max_bytes: int | None) -> None:
+    def __init__(self, bus: Bus, *, replicas: int | None, max_bytes: int | None, repair: bool) -> None:
         self._bus = bus
+        self._repair = repair
+        self.differ: list[str] = []
+        """What was found otherwise than the design needs, and left."""
         self._given = {"num_replicas": replicas, "max_bytes": max_bytes}
         self._replicas = replicas or _REPLICAS
         self._fixed_replicas = replicas is not None
 
     async def stream(self, wanted: dict[str, Any]) -> None:
         name = wanted["name"]
-        current = await self._info(f"STREAM.INFO.{name}", _NO_STREAM)
+        current = await self._config(f"STREAM.INFO.{name}", _NO_STREAM)
         if current is None:
             current = await self._create(wanted)
-        changes = self._changes(current, wanted)
+        changes = self._asked(current, wanted)
+        if self._repair:
+            changes |= _changes(current, _needed(wanted))
+        else:
+            self.differ += _differences(f"stream {name}", current, _needed(wanted))
         if changes:
             await self._do(
                 f"STREAM.UPDATE.{name}", {**current, **changes}, f"stream {name} has other {_names(changes)}"
@@ -104,10 +157,13 @@ class _Provisioner:
     async def consumer(self, pool: str, lease_s: float | None) -> float:
         stream = log_stream(pool)
         wanted = consumer_settings(pool, **({} if lease_s is None else {"lease_s": lease_s}))
-        current = await self._info(f"CONSUMER.INFO.{stream}.{CONSUMER}", _NO_CONSUMER)
+        current = await self._config(f"CONSUMER.INFO.{stream}.{CONSUMER}", _NO_CONSUMER)
         lacks = f"consumer {CONSUMER} of {stream} does not exist"
         if current is not None:
-            changes = {key: wanted[key] for key in _CONSUMER_NEEDED if current.get(key) != wanted[key]}
+            needed = {key: wanted[key] for key in _CONSUMER_NEEDED}
+            changes = _changes(current, needed) if self._repair else {}
+            if not self._repair:
+                self.differ += _differences(f"consumer {CONSUMER} of {stream}", current, needed)
             if lease_s is not None and current.get("ack_wait") != wanted["ack_wait"]:
                 changes["ack_wait"] = wanted["ack_wait"]
             if not changes:
@@ -128,14 +184,14 @@ class _Provisioner:
             return False
         return True
 
-    def _changes(self, current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-        needed = {key: wanted[key] for key in _NEEDED if key in wanted}
-        if wanted.get("max_msgs_per_subject") == 1:  # write-once, or latest value: part of what the stream means
-            needed["max_msgs_per_subject"] = 1
-        for key, value in self._given.items():
-            if value is not None and key in wanted:
-                needed[key] = value if key == "num_replicas" else wanted[key]
-        return {key: value for key, value in needed.items() if not _same(current.get(key), value)}
+    def _asked(self, current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """What the caller gave that is otherwise."""
+        asked = {
+            key: value if key == "num_replicas" else wanted[key]
+            for key, value in self._given.items()
+            if value is not None and key in wanted
+        }
+        return _changes(current, asked)
 
     async def _create(self, wanted: dict[str, Any]) -> Mapping[str, Any]:
         name, loop = wanted["name"], asyncio.get_running_loop()
@@ -146,7 +202,7 @@ class _Provisioner:
                 return await self._do(f"STREAM.CREATE.{name}", settings, f"stream {name} does not exist")
             except JetStreamRefused as refused:
                 if refused.err_code == _NAME_TAKEN:  # somebody was faster
-                    return await self._info(f"STREAM.INFO.{name}", _NO_STREAM) or wanted
+                    return await self._config(f"STREAM.INFO.{name}", _NO_STREAM) or wanted
                 if self._fixed_replicas or refused.err_code not in (_NO_PEERS, _NOT_CLUSTERED):
                     raise
                 if refused.err_code == _NO_PEERS and loop.time() < give_up:  # a cluster that is still coming up
@@ -156,14 +212,18 @@ class _Provisioner:
                     log.warning("the cluster has fewer than %d servers: %s is not replicated", _REPLICAS, name)
                 self._replicas, self._fixed_replicas = 1, True
 
-    async def _info(self, subject: str, missing: int) -> Mapping[str, Any] | None:
+    async def _config(self, subject: str, missing: int) -> Mapping[str, Any] | None:
+        info = await self.info(subject, missing)
+        config: Mapping[str, Any] | None = info["config"] if info else None
+        return config
+
+    async def info(self, subject: str, missing: int) -> Mapping[str, Any] | None:
         try:
-            config: Mapping[str, Any] = (await _patiently(self._bus, subject, None))["config"]
+            return await _patiently(self._bus, subject, None)
         except JetStreamRefused as refused:
             if refused.err_code == missing:
                 return None
             raise
-        return config
 
     async def _do(self, subject: str, payload: Mapping[str, Any], lacks: str) -> Mapping[str, Any]:
         try:
@@ -196,6 +256,25 @@ async def _patiently(bus: Bus, subject: str, payload: Mapping[str, Any] | None) 
             if not exc.retryable or loop.time() >= give_up:
                 raise
         await asyncio.sleep(0.1)
+
+
+def _needed(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What the design needs of a stream."""
+    needed = {key: wanted[key] for key in _NEEDED if key in wanted}
+    if wanted.get("max_msgs_per_subject") == 1:  # write-once, or latest value: part of what the stream means
+        needed["max_msgs_per_subject"] = 1
+    return needed
+
+
+def _changes(current: Mapping[str, Any], needed: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in needed.items() if not _same(current.get(key), value)}
+
+
+def _differences(what: str, current: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{what} has {key} {json.dumps(current.get(key))} and needs {json.dumps(value)}"
+        for key, value in _changes(current, needed).items()
+    ]
 
 
 def _same(current: Any, wanted: Any) -> bool:

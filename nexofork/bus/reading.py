@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus, Msg
 
-__all__ = ["Stored", "first_of", "last_direct", "last_of", "last_of_many", "read_subject"]
+__all__ = ["Stored", "first_of", "last_direct", "last_of", "last_of_many", "read_subject", "stored_at"]
 
 _NOT_FOUND = 10037
 _PAGE = 512
@@ -66,6 +66,15 @@ async def last_direct(bus: Bus, stream: str, subject: str) -> Stored | None:
     """
     reply = await bus.request(f"{bus.api}.DIRECT.GET.{stream}.{subject}", b"")
     return _stored(reply) if _is_data(reply) else None
+
+
+def stored_at(stored: Stored) -> float | None:
+    """Return when the server stored a message that was read directly, as Unix time by its own clock."""
+    try:
+        # Of nine decimals, Python reads six.
+        return datetime.fromisoformat(stored.headers["Nats-Time-Stamp"][:26].rstrip("Z") + "+00:00").timestamp()
+    except (KeyError, ValueError):
+        return None
 
 
 async def read_subject(

@@ -17,6 +17,8 @@ from nexofork.bus.failures import AlreadyStored, NotPermitted, RunAborted, RunEx
 from nexofork.bus.jetstream import expect_last, store
 from nexofork.bus.reading import Stored, first_of, last_of, read_subject
 from nexofork.errors import BadMessage, BusError, RunLost
+from nexofork.telemetry.propagation import trace_headers
+from nexofork.telemetry.spans import send_span
 from nexofork.wire import subjects
 from nexofork.wire.messages import AbortEvent, Answer, Final, Requested, decode_event, decode_report, encode
 from nexofork.wire.streams import inbox_stream, log_stream
@@ -79,6 +81,8 @@ class RunLog:
     async def request(self, event: Requested, *, headers: Mapping[str, str] | None = None) -> int:
         """Ask for the run and return the request's sequence; asking again with the same id changes nothing.
 
+        The current trace travels in the headers: whoever runs the request goes on with it.
+
         Raises:
             RunExists: The run id was used for another request.
             RunAborted: The run was aborted before it was asked for.
@@ -86,6 +90,10 @@ class RunLog:
             PayloadTooLarge: The request does not fit a message.
             BusError: NATS did not confirm it before the deadline.
         """
+        with send_span(self._pool, self.run_id):
+            return await self._request(event, headers)
+
+    async def _request(self, event: Requested, headers: Mapping[str, str] | None) -> int:
         fill = await self._bus.stream_fill(self.stream)
         if fill >= _REFUSE_AT:
             raise StoreFull(self.stream, f"{fill:.0%} used, and new runs are refused from {_REFUSE_AT:.0%}")
@@ -210,7 +218,7 @@ class RunLog:
 
     async def _put(self, subject: str, data: bytes, after: int | None, headers: Mapping[str, str] | None = None) -> int:
         expected = {} if after is None else expect_last(after, self._filter)
-        return await store(self._bus, subject, data, headers={**(headers or {}), **expected} or None)
+        return await store(self._bus, subject, data, headers={**trace_headers(), **(headers or {}), **expected} or None)
 
     async def _judge(self, report: Report, after: int) -> tuple[bool, int]:
         """Apply the tip rule to what stands behind a sequence, as the leader has it: a replica may be behind.

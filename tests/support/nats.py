@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
+import signal
 import socket
 import time
 import urllib.request
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nkeys  # type: ignore[import-untyped]
 import pytest
 
+from nexofork.auth.book import ROLES, Server
+from nexofork.auth.folder import create, seed_file
 from nexofork.bus.connection import Bus, BusSettings, open_bus
 from nexofork.bus.embedded import EmbeddedServer, ServerProcess
 from nexofork.bus.provisioning import provision
 from nexofork.wire.messages import Claimed, Daemon, Final, Payload, Requested, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
     from typing import Self
 
 __all__ = [
@@ -49,6 +53,7 @@ __all__ = [
     "nats_server",
     "pool",
     "pool_bus",
+    "provision_as_admins",
     "run_accounts_server",
     "run_cluster",
     "run_id",
@@ -56,8 +61,6 @@ __all__ = [
 ]
 
 SMALL = 64 << 20
-ROLES = ("admin", "parent", "daemon", "observer")
-_ACCOUNTS = Path(__file__).with_name("nats_accounts.conf")
 _START_S = 30.0
 
 
@@ -126,29 +129,56 @@ async def pool_bus(nats_server: EmbeddedServer, pool: str) -> AsyncIterator[Bus]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountsServer:
-    """A server with the accounts configuration, and a key for each role."""
+    """A server with the configuration that `nexofork auth` renders, and a key for each role."""
 
     url: str
-    seeds: dict[str, Path]
-    """By role."""
-    public: dict[str, str]
+    folder: Path
+    """What `nexofork auth` made."""
+    process: ServerProcess
+    tenants: tuple[str, ...]
+    pools: tuple[str, ...]
+
+    @property
+    def seeds(self) -> dict[str, Path]:
+        """By role, of the first tenant."""
+        return self.seeds_of(self.tenants[0])
+
+    def seeds_of(self, tenant: str) -> dict[str, Path]:
+        """By role, of a tenant."""
+        return {role: seed_file(self.folder, tenant, role, "default") for role in ROLES}
+
+    def reload(self) -> None:
+        """Let the server read its configuration again."""
+        os.kill(self.process.pid, signal.SIGHUP)
 
 
 @contextmanager
-def run_accounts_server(folder: Path) -> Iterator[AccountsServer]:
-    """A server with accounts for as long as the block; its streams were made by the admin."""
-    public, seeds = {}, {}
-    for role in ROLES:
-        seed, public[role] = _new_key()
-        seeds[role] = folder / f"{role}.nk"
-        seeds[role].write_text(seed)
-    text = _ACCOUNTS.read_text().replace("$STORE_DIR", str(folder / "store"))
-    for role in ROLES:
-        text = text.replace(f"${role.upper()}_NKEY", public[role])
-    text = text.replace("\nport: 4222", "\nport: -1").replace("http: 127.0.0.1:8222", 'http: "127.0.0.1:-1"')
-    with running(ServerProcess(text, folder=folder)) as server:
-        asyncio.run(_provision_as_admin(server.url, seeds["admin"]))
-        yield AccountsServer(url=server.url, seeds=seeds, public=public)
+def run_accounts_server(
+    folder: Path,
+    *,
+    tenants: tuple[str, ...] = ("default",),
+    pools: tuple[str, ...] = ("fork",),
+    change: Callable[[str], str] = str,
+) -> Iterator[AccountsServer]:
+    """A server with accounts for as long as the block; its streams were made by the admins.
+
+    Args:
+        folder: Where everything goes.
+        tenants: Whose accounts.
+        pools: Of each tenant.
+        change: What is done to the configuration before the server reads it.
+    """
+    made = folder / "auth"
+    create(made, Server(port=-1, monitor_port=-1, store=str(folder / "store")), tenants=tenants, pools=pools)
+    rendered = made / "nats-server.conf"
+    if (changed := change(rendered.read_text())) != rendered.read_text():
+        rendered.write_text(changed)
+    # Included, so that the server reads the very file that commands change.
+    with running(ServerProcess('include "../auth/nats-server.conf"', folder=folder / "server")) as process:
+        server = AccountsServer(url=process.url, folder=made, process=process, tenants=tenants, pools=pools)
+        with ThreadPoolExecutor(1) as beside:  # whoever calls may have a loop of its own
+            beside.submit(asyncio.run, provision_as_admins(server)).result()
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -165,15 +195,12 @@ def attacked_server(tmp_path: Path) -> Iterator[AccountsServer]:
         yield server
 
 
-async def _provision_as_admin(url: str, seed: Path) -> None:
-    async with connected(url, seed=seed) as admin:
-        await provision(admin, max_bytes=SMALL)
-
-
-def _new_key() -> tuple[str, str]:
-    """Return a user seed and its public key."""
-    seed: bytes = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
-    return seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode()
+async def provision_as_admins(server: AccountsServer) -> None:
+    """Make every pool of every tenant."""
+    for tenant in server.tenants:
+        async with connected(server.url, seed=server.seeds_of(tenant)["admin"]) as admin:
+            for pool in server.pools:
+                await provision(admin, pool=pool, max_bytes=SMALL)
 
 
 @contextmanager

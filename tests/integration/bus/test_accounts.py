@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nexofork.auth.attacks import carriers, requests, targets
 from nexofork.bus.blobs import BlobStore
 from nexofork.bus.connection import Bus, BusSettings, Msg, open_bus
+from nexofork.bus.credentials import new_seed
 from nexofork.bus.failures import BusDenied, NotPermitted
 from nexofork.bus.jetstream import API, PLAIN_API, call, store
 from nexofork.bus.pickup import Delivery, Pickup
@@ -23,8 +25,10 @@ from tests.support.nats import AccountsServer, a_claim, a_final, a_request, a_tu
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
     from pathlib import Path
+
+    from nexofork.auth.book import Role
 
 FORGED = encode(AbortEvent(note="forged"))
 STREAMS = ("FORK", "FORK_INBOX", "FORK_BLOBS", "FORK_WARM", "FORK_PRESENCE", "FORK_LEDGER")
@@ -165,52 +169,18 @@ async def test_wrong_credentials_are_the_error(accounts_server: AccountsServer, 
                 pass
 
 
-def direct_attacks(victim: str) -> Iterator[tuple[str, bytes]]:
-    """What somebody who may do anything would send."""
-    push = {"deliver_subject": events(victim), "deliver_policy": "all", "ack_policy": "none", "name": "evil"}
-    for api in (API, PLAIN_API):
-        yield f"{api}.STREAM.PURGE.FORK", b""
-        yield f"{api}.STREAM.DELETE.FORK", b""
-        yield f"{api}.STREAM.MSG.DELETE.FORK", b'{"seq":1}'
-        yield f"{api}.STREAM.UPDATE.FORK", json.dumps({"name": "FORK", "subjects": ["agent.fork.*.reports"]}).encode()
-        yield f"{api}.STREAM.CREATE.EVIL", json.dumps({"name": "EVIL", "subjects": ["evil"]}).encode()
-        evil = {"stream_name": "FORK", "config": push}
-        yield f"{api}.CONSUMER.CREATE.FORK.evil", json.dumps(evil).encode()
-        yield f"{api}.CONSUMER.CREATE.FORK", json.dumps(evil).encode()
-        durable = {"stream_name": "FORK", "config": {**push, "durable_name": "evil"}}
-        yield f"{api}.CONSUMER.DURABLE.CREATE.FORK.evil", json.dumps(durable).encode()
-        yield f"{api}.CONSUMER.DELETE.FORK.pickup", b""
-        yield f"{api}.CONSUMER.PAUSE.FORK.pickup", b'{"pause_until":"2099-01-01T00:00:00Z"}'
-        yield f"{api}.STREAM.SNAPSHOT.FORK", json.dumps({"deliver_subject": events(victim)}).encode()
-
-
-def carriers(bus: Bus) -> Iterator[tuple[str, bytes]]:
-    """Everything a role might be allowed to send and get an answer to."""
-    for stream in STREAMS:
-        for query in READS:
-            yield f"{API}.DIRECT.GET.{stream}", json.dumps(query).encode()
-            yield f"{API}.STREAM.MSG.GET.{stream}", json.dumps(query).encode()
-        yield f"{API}.DIRECT.GET.{stream}.agent.fork.attacker.reports", b""
-        yield f"{API}.STREAM.INFO.{stream}", b""
-    yield f"{API}.CONSUMER.INFO.FORK.pickup", b""
+def pulls() -> Iterator[tuple[str, bytes]]:
+    """What `nexofork auth check` does not dare to ask: it would take requests, or carry what others wrote."""
     yield f"{API}.CONSUMER.MSG.NEXT.FORK.pickup", b'{"batch":1,"no_wait":true}'
     yield "$JS.ACK.FORK.pickup.1.1.1.1.0", b"+NXT"
-    for subject in (
-        "agent.fork.attacker.reports",
-        f"blob.daemon.{secrets.token_hex(8)}.0",
-        "warm.attack",
-        f"presence.{bus.identity}.i",
-        f"ledger.{bus.identity}.i",
-        "delta.fork.attacker",
-        "agent.fork.attacker.inbox.q",
-        f"blob.parent.{secrets.token_hex(8)}.0",
-    ):
-        yield subject, FORGED
+    for query in READS:
+        yield f"{API}.DIRECT.GET.FORK", json.dumps(query).encode()
+        yield f"{API}.STREAM.MSG.GET.FORK", json.dumps(query).encode()
 
 
-def replies(targets: tuple[str, ...]) -> Iterator[str]:
-    """Where an answer of the server would do harm."""
-    yield from targets
+def replies(aims: Iterable[str]) -> Iterator[str]:
+    """Where an answer of the server would do harm, whatever is lost by it."""
+    yield from aims
     for api in (API, PLAIN_API):
         yield f"{api}.STREAM.PURGE.FORK"
         yield f"{api}.STREAM.DELETE.FORK"
@@ -247,34 +217,32 @@ async def settle(bus: Bus, probe: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("attacker", ["daemon", "parent", "observer"])
 async def test_no_role_can_touch_what_is_not_its_own(
-    attacked_server: AccountsServer, run_id: str, attacker: str
+    attacked_server: AccountsServer, run_id: str, attacker: Role
 ) -> None:
     """Direct publishes and the reply trick on everything it may send leave streams, consumers and the victim alone."""
     async with all_roles(attacked_server) as roles:
         await attack(roles, run_id, attacker)
 
 
-async def attack(roles: Roles, run_id: str, attacker: str) -> None:
+async def attack(roles: Roles, run_id: str, attacker: Role) -> None:
     """Try everything as one role and check as the others that nothing came of it."""
     victim = RunLog(roles.parent, run_id)
     claimed = await RunLog(roles.daemon, run_id).append(a_claim(), after=await victim.request(a_request()))
     # What a direct get would carry to the victim, if its reply subject could.
     await store(roles.daemon, "agent.fork.attacker.reports", FORGED)
     before, bus = await state(roles.admin), roles.of(attacker)
-    targets = (events(run_id), inbox(run_id, "abort"), reports(run_id), live_reports(run_id))
+    stranger = new_seed()[1]
+    aims = targets(attacker, run_id=run_id, pool="fork", stranger=stranger)
 
     sent = 0
-    own = {"parent": (events(run_id), inbox(run_id, "abort")), "daemon": (reports(run_id),), "observer": ()}[attacker]
-    for target in targets:
-        if target not in own:
-            await bus.publish(target, FORGED)
+    for request in requests(attacker, run_id=run_id, pool="fork", stranger=stranger):
+        for data in (request.data, b""):  # as the check sends it, and as it would do harm
+            await bus.publish(request.subject, data)
             sent += 1
-    for subject, data in direct_attacks(run_id):
-        await bus.publish(subject, data)
-        sent += 1
-    for (subject, data), reply in itertools.product(carriers(bus), replies(targets)):
-        if subject.startswith("agent.fork.attacker.inbox") and attacker == "parent":
-            continue  # its own to write, once
+    vehicles = [(one.subject, one.data) for one in carriers(bus.identity, run_id="attacker", pool="fork")]
+    for (subject, data), reply in itertools.product((*vehicles, *pulls()), replies(aims)):
+        if attacker == "parent" and subject.startswith("agent.fork.attacker."):
+            continue  # its own to write
         await bus.publish(subject, data, reply=reply)
         sent += 1
     await settle(roles.admin, lambda: state(roles.admin))

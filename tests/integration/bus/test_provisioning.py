@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork.bus.failures import NoResponders, NotPermitted
+from nexofork.bus.failures import NoResponders, NotPermitted, StreamsDiffer
 from nexofork.bus.jetstream import call
-from nexofork.bus.provisioning import provision
+from nexofork.bus.provisioning import look, provision
 from nexofork.errors import BusError
 from nexofork.wire.streams import consumer_settings, stream_settings
 from tests.support.nats import SMALL, AccountsServer, ServerProcess, connected, running
@@ -71,14 +71,23 @@ async def test_a_lease_is_changed_when_asked_for_and_kept_otherwise(bus: Bus, po
     assert consumer["ack_wait"] == 3 * 10**9
 
 
-async def test_a_needed_setting_is_restored_and_an_admins_limit_is_not(bus: Bus, pool: str) -> None:
-    """What the design needs comes back; how much may be stored is the admin's."""
+async def test_a_needed_setting_is_named_and_repaired_only_when_asked(bus: Bus, pool: str) -> None:
+    """What the design needs comes back when somebody says so; how much may be stored is the admin's."""
     name = f"FORK_POOL_{pool}"
     await provision(bus, pool=pool, max_bytes=SMALL)
     wrong = {**await config_of(bus, name), "discard": "old", "discard_new_per_subject": False, "max_bytes": 2 * SMALL}
     await call(bus, f"STREAM.UPDATE.{name}", wrong)
 
-    await provision(bus, pool=pool)
+    with pytest.raises(StreamsDiffer, match="provision --apply") as refused:
+        await provision(bus, pool=pool)
+    assert refused.value.differences == (
+        f'stream {name} has discard "old" and needs "new"',
+        f"stream {name} has discard_new_per_subject null and needs true",
+    )
+    assert (await look(bus, pool=pool)).differ == refused.value.differences
+    assert (await config_of(bus, name))["discard"] == "old"
+
+    await provision(bus, pool=pool, repair=True)
 
     config = await config_of(bus, name)
     assert (config["discard"], config["discard_new_per_subject"], config["max_bytes"]) == ("new", True, 2 * SMALL)
@@ -89,8 +98,10 @@ async def test_a_setting_that_cannot_be_changed_is_said(bus: Bus, pool: str) -> 
     wanted = stream_settings(pool, max_bytes=SMALL)[0]
     await call(bus, f"STREAM.CREATE.{wanted['name']}", {**wanted, "retention": "workqueue"})
 
-    with pytest.raises(BusError, match="retention"):
+    with pytest.raises(StreamsDiffer, match='has retention "workqueue" and needs "limits"'):
         await provision(bus, pool=pool)
+    with pytest.raises(BusError, match="retention"):
+        await provision(bus, pool=pool, repair=True)
 
 
 async def test_more_than_the_server_has_is_said(bus: Bus, pool: str) -> None:
