@@ -1,0 +1,1 @@
+"""Settings of commands and daemons: one TOML file, the environment and flags, checked together."""
