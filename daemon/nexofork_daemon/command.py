@@ -1,15 +1,16 @@
 """``nexoforkd``: read the settings, connect, serve until told to stop.
 
 The first SIGTERM or SIGINT drains: no new work, running forks finish within their limit. The second does not wait for
-that. A connection that is lost later is restored for ever; only one that never was ends the daemon.
+that. SIGHUP reads the settings again. A connection that is lost later is restored for ever; only one that never was
+ends the daemon.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,101 +18,121 @@ from nexofork import __version__
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.cli import run_command
 from nexofork.cli.exit_codes import OK
-from nexofork.cli.options import has_api_key, seconds, seconds_or_zero, target_options
 from nexofork.cli.session import finish, on_signals
+from nexofork.cli.setting_options import DAEMON_FILE, DAEMON_VARIABLE, daemon_file, setting_options, surroundings
+from nexofork.config.keys import DAEMON_KEYS
+from nexofork.config.reading import read_settings
+from nexofork.config.secrets import find_provider_key
 from nexofork.economics.prices import current_prices
+from nexofork.engine.sandbox.opening import open_sandbox
 from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.errors import ForkRefused
+from nexofork.engine.tools.mcp_config import read_mcp_config
 from nexofork.providers.anthropic import AnthropicProvider
+from nexofork_daemon.dials import Dials
+from nexofork_daemon.health import Health, open_health
+from nexofork_daemon.logs import start_logging
+from nexofork_daemon.notify import Watch
+from nexofork_daemon.reloading import Reloader
+from nexofork_daemon.routing import open_routing
 from nexofork_daemon.service import run_daemon
-from nexofork_daemon.settings import DaemonSettings
+from nexofork_daemon.settings import daemon_settings, logs_to_journal, supervisor
+from nexofork_daemon.state_folder import StateFolder
+from nexofork_daemon.workbench import Workbench
+from nexofork_daemon.workspaces import Workspaces
 
 if TYPE_CHECKING:
-    from nexofork.cli.options import Target
+    from nexofork.bus.connection import Bus
+    from nexofork.config.reading import Settings
 
 __all__ = ["main"]
 
-_DEFAULT = DaemonSettings()
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--slots", type=int, default=_DEFAULT.slots, show_default=True, help="How many forks run at once.")
-@click.option("--name", default=_DEFAULT.name, show_default=True, help="What this daemon calls itself.")
 @click.option(
-    "--lease-s",
-    type=seconds,
-    metavar="SECONDS",
-    default=_DEFAULT.lease_s,
-    show_default=True,
-    help="Silence before a takeover.",
+    "--config",
+    metavar="FILE",
+    help=f"Settings file. Also from {DAEMON_VARIABLE}.  [default: {DAEMON_FILE} if there]",
 )
-@click.option(
-    "--drain-s",
-    type=seconds_or_zero,
-    metavar="SECONDS",
-    default=_DEFAULT.drain_s,
-    show_default=True,
-    help="Time to finish.",
-)
-@click.option(
-    "--leader-wait-s",
-    type=seconds_or_zero,
-    metavar="SECONDS",
-    default=_DEFAULT.leader_wait_s,
-    show_default=True,
-    help="Longest wait for a sibling that writes the common prefix.",
-)
-@click.option(
-    "--sandbox",
-    type=click.Choice(["auto", "bwrap", "none"]),
-    default="auto",
-    show_default=True,
-    help="What commands run in; bwrap comes with a later version.",
-)
-@click.option("--config", metavar="FILE", help="Comes with a later version.")
-@target_options
+@setting_options(DAEMON_KEYS, file=daemon_file)
 @click.version_option(__version__, prog_name="nexoforkd")
-def daemon(*, target: Target, sandbox: str, config: str | None, **settings: Any) -> None:
+def daemon(*, settings: Settings, config: str | None) -> None:
     """Run forks on this host.
 
-    The provider's key comes from ANTHROPIC_API_KEY, its address from ANTHROPIC_BASE_URL. Prints `ready` when it can
-    take work. SIGTERM drains; a second one hands over at once.
+    What is not given by a flag comes from the environment (NEXOFORK_SECTION_NAME, as NEXOFORK_DAEMON_SLOTS), then from
+    the settings file. The provider's key comes from ANTHROPIC_API_KEY or a file. Prints `ready` when it can take work.
+    SIGTERM drains; a second one hands over at once. SIGHUP reads the settings again.
+
+    Commands run in a sandbox. Where bubblewrap does not work the daemon does not start, unless --sandbox none says that
+    they shall run bare.
     """
-    if sandbox == "bwrap":
-        raise click.UsageError("--sandbox bwrap comes with a later version; use auto or none.")
-    if config is not None:
-        raise click.UsageError("--config comes with a later version; use the options.")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
-    finish(lambda: _daemon(target, sandbox, settings))
-
-
-async def _daemon(target: Target, sandbox: str, given: dict[str, Any]) -> int:
-    settings = DaemonSettings(pool=target.pool, **given)
-    if not has_api_key():
-        raise ForkRefused(
-            "There is no key for the provider: set ANTHROPIC_API_KEY (and ANTHROPIC_BASE_URL for a proxy)."
-        )
-    current_prices()  # a price file that cannot be used is named now, not in the middle of a run
-    if sandbox == "auto":
-        click.echo("Commands run unsandboxed on this host.", err=True)
-    bus_settings = BusSettings(
-        urls=target.urls, creds=target.creds, nkey_seed=target.nkey, name=f"nexoforkd {settings.name}"
+    del config  # it was read on the way here, see daemon_file
+    start_logging(
+        level=settings["daemon.log_level"],
+        form=settings["daemon.log_format"],
+        host=settings["daemon.name"],
+        journal=logs_to_journal(),
     )
-    stop = asyncio.Event()
-    hurry = asyncio.Event()
+    finish(lambda: _daemon(settings), exports=False)
+
+
+async def _daemon(read: Settings) -> int:
+    settings = daemon_settings(read)
+    key = find_provider_key(read, surroundings(None).environment)
+    servers = read_mcp_config(read["tools.mcp_config"]) if read["tools.mcp_config"] else []
+    current_prices()  # a price file that cannot be used is named now, not in the middle of a run
+    if settings.sandbox == "none":
+        click.echo(
+            "WARNING: commands run bare on this host and may do all that this user may (--sandbox none).", err=True
+        )
+    stop, hurry, watch = asyncio.Event(), asyncio.Event(), Watch(supervisor())
+    dials = Dials(slots=settings.slots, drain_s=settings.drain_s)
     _stop_on_signals(stop, hurry)
-    async with open_bus(bus_settings) as bus, AnthropicProvider.from_env() as provider:
+    reloader = Reloader(read, read=lambda: _read_again(read), dials=dials, watch=watch)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
+    async with (
+        open_health(settings, stop) as health,
+        open_sandbox(settings.sandboxing) as sandbox,
+        open_bus(_bus_settings(read)) as bus,
+        AnthropicProvider.from_env(base_url=read["provider.base_url"], api_key=key.value) as provider,
+        open_routing(settings, servers) as routing,
+    ):
         await run_daemon(
             settings,
             bus=bus,
             provider=provider,
-            tools=BuiltinTools(),
+            workbench=Workbench(
+                BuiltinTools,
+                routing,
+                sandbox=sandbox,
+                workspaces=Workspaces(StateFolder(settings.state_dir, settings.disk)),
+            ),
             stop=stop,
-            ready=lambda: click.echo("ready"),
+            ready=lambda: _ready(health, bus, watch),
             hurry=hurry,
+            dials=dials,
+            watch=watch,
         )
     return OK
+
+
+def _bus_settings(read: Settings) -> BusSettings:
+    return BusSettings(
+        urls=read["nats.url"],
+        creds=read["nats.creds_file"],
+        nkey_seed=read["nats.nkey_file"],
+        ca=read["nats.ca_file"],
+        name=f"nexoforkd {read['daemon.name']}",
+    )
+
+
+def _read_again(read: Settings) -> Settings:
+    return read_settings(DAEMON_KEYS, read.flags, surroundings(read.file))
+
+
+def _ready(health: Health, bus: Bus, watch: Watch) -> None:
+    health.watch(bus)
+    watch.ready()
+    click.echo("ready")
 
 
 def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:

@@ -11,47 +11,51 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
-from nexofork.bus.reading import first_of, last_direct, last_of
+from nexofork.bus.failures import RunAborted
+from nexofork.bus.reading import first_of, last_direct, last_of, stored_at
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
 from nexofork.engine.ledger import CallOwner
-from nexofork.engine.params import prepare, refuse_groupless
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
-from nexofork.engine.run import ForkRun
-from nexofork.errors import BadMessage, BusError, ForkRefused, NexoforkError, RunLost, WorkspaceMismatch
+from nexofork.errors import BadMessage, BusError, ForkRefused, NewerMessage, NexoforkError, RunLost, WorkspaceMismatch
+from nexofork.telemetry import metrics
+from nexofork.telemetry.spans import process_span
 from nexofork.wire.messages import (
     AbortEvent,
     Claimed,
     Final,
     HandedOver,
-    Payload,
     Requested,
     decode_event,
 )
+from nexofork.wire.needs import unknown_needs
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import events, reports, run_filter
-from nexofork_daemon.asking import ask_for
-from nexofork_daemon.deltas import DeltaFeed
+from nexofork_daemon.beginning import Beginning
 from nexofork_daemon.first_call import first_call
 from nexofork_daemon.inboxes import InboxMail
-from nexofork_daemon.journal import LeftCall, LogJournal, Rebuilt, SideEffectsOnly, rebuild
+from nexofork_daemon.journal import LeftCall, LogJournal, Rebuilt, rebuild
 from nexofork_daemon.keeper import Keeper, read_event
+from nexofork_daemon.logs import add_facts
 from nexofork_daemon.purses import RunBudget
-from nexofork_daemon.request import fork_params
+from nexofork_daemon.workspaces import has_folder
 
 if TYPE_CHECKING:
     from nexofork.bus.pickup import Delivery
-    from nexofork.core.snapshot import CacheSafeParams
+    from nexofork.engine.journal import RecordedTurn
     from nexofork_daemon.host import Host
     from nexofork_daemon.ledger import RunLedger
 
 __all__ = ["Execution"]
 
 log = logging.getLogger(__name__)
+
+_LEFT_S = 1.0
+"""How long a run that is left to others stays away."""
 
 
 class Execution:
@@ -66,6 +70,7 @@ class Execution:
         self._news = asyncio.Event()
         self._budget = RunBudget(delivery.run_id)
         self._ledger: RunLedger | None = None
+        self._mail: InboxMail | None = None
 
     @property
     def run_id(self) -> str:
@@ -83,21 +88,28 @@ class Execution:
 
     async def run(self) -> None:
         """Deal with the delivery; nothing it holds or does raises."""
-        try:
-            await self._deal()
-        except BusError as exc:
-            log.warning("run %s: %s", self.run_id, exc)
+        delivery, pool = self._delivery, self._host.settings.pool
+        with process_span(pool, self.run_id, delivery.headers, attempt=delivery.attempt):
+            try:
+                await self._deal()
+            except BusError as exc:
+                log.warning("run %s: %s", self.run_id, exc)
 
     async def _deal(self) -> None:
         try:
             request = decode_event(self._delivery.data)
         except BadMessage as exc:
-            await self._refuse_poison(exc)
+            if isinstance(exc, NewerMessage) and await self._host.peers.read(exc.version):
+                log.info("run %s: left to a later version: %s", self.run_id, exc.problem)
+                await self._delivery.release(delay_s=_LEFT_S)
+            else:
+                await self._refuse_poison(exc)
             return
         if isinstance(request, AbortEvent):
             # It is on the log, which whoever runs or claims the run reads.
             await self._delivery.ack()
         else:
+            add_facts(parent=request.parent.id or request.parent.host or "")
             await self._claim_and_run(request)
 
     async def _refuse_poison(self, problem: BadMessage) -> None:
@@ -108,6 +120,7 @@ class Execution:
         if not await self._is_noise():
             try:
                 await self._log.append(await self._refusal(None, problem, epoch=1), after=tip.seq if tip else 0)
+                metrics.run_ended(ForkStatus.REFUSED.value)
             except (RunAborted, RunLost) as exc:
                 log.info("run %s: %s", self.run_id, exc)
         await self._delivery.terminate(problem.problem)
@@ -123,9 +136,8 @@ class Execution:
         return any(isinstance(entry.message, (Requested, Final)) for entry in await self._log.entries())
 
     async def _claim_and_run(self, request: Requested) -> None:
-        if self._foreign_workspace(request):
-            # Another daemon shares the parent's cache; this one would pay full price.
-            await self._delivery.release(delay_s=1.0)
+        if await self._better_elsewhere(request):
+            await self._delivery.release(delay_s=_LEFT_S)
             return
         subscription = await self._host.bus.subscribe(events(self.run_id, self._host.settings.pool), self._hinted)
         deaf = self._host.inboxes.listen(self.run_id, self._posted)
@@ -138,6 +150,7 @@ class Execution:
                 return
             self._budget = self._host.purses.of_run(request, self.run_id, state)
             self._ledger = self._opened(request, state)
+            self._mail = await self._mailbox(state)
             journal = await self._claimed(request, state)
             if journal is None:
                 return
@@ -146,6 +159,7 @@ class Execution:
                 known, state = state.calls, replace(await self._state(), epoch=state.epoch)
                 self._budget = self._host.purses.of_run(request, self.run_id, state)
                 self._ledger = self._opened(request, state, known=known)
+                self._mail = await self._mailbox(state)
             await self._owned(request, state, journal)
         finally:
             deaf()
@@ -170,9 +184,30 @@ class Execution:
             ledger.book(call.facts, epoch=call.epoch, host=call.daemon)
         return ledger
 
+    async def _mailbox(self, state: Rebuilt) -> InboxMail:
+        """Return the run's messages that no earlier daemon delivered."""
+        return InboxMail(
+            self._host.bus,
+            self.run_id,
+            pool=self._host.settings.pool,
+            delivered=state.letters,
+            waiting=await self._host.inboxes.may_hold(self.run_id, self._delivery.seq),
+        )
+
     def _posted(self, name: str) -> None:
         if name == "abort":
             self._news.set()
+        elif self._mail is not None:
+            self._mail.hint(name)
+
+    async def _better_elsewhere(self, request: Requested) -> bool:
+        """Whether another daemon shares the parent's cache, has its folder, or knows what the run needs."""
+        if self._foreign_workspace(request) or not await asyncio.to_thread(has_folder, request.workspace):
+            return True
+        unknown = unknown_needs(request)
+        if left := bool(unknown) and await self._host.peers.know(request.needs):
+            log.info("run %s: left to a daemon that knows %s", self.run_id, ", ".join(unknown))
+        return left
 
     def _foreign_workspace(self, request: Requested) -> bool:
         ours = self._host.provider.workspace_id
@@ -217,22 +252,15 @@ class Execution:
             self.token.abort(AbortReason.PARENT, exc.event.note)
             await self._finish(request, journal, self._aborted(request))
             return None
+        if epoch == 1:
+            metrics.waited_in_queue(self._host.clock.now() - self._delivery.stored_at)
         return journal
 
     async def _give_up(self, request: Requested, state: Rebuilt) -> None:
         """End a run that keeps losing its daemons, with what it has reached and cost."""
         lost = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
         failed = await self._failed(request, lost, ForkStatus.FAILED)
-        calls = tuple(
-            CallRecord(
-                turn=number,
-                message_id=turn.reply.message_id or "",
-                usage=turn.reply.usage,
-                stop_reason=turn.reply.stop_reason,
-                retries=turn.retries,
-            )
-            for number, turn in enumerate(state.history, start=1)
-        )
+        calls = tuple(call for number, turn in enumerate(state.history, start=1) for call in _calls_of(number, turn))
         texts = [turn.reply.text for turn in state.history if turn.reply.text.strip()]
         result = replace(failed, end="epoch_limit", calls=calls, final_text=texts[-1] if texts else "")
         journal = LogJournal(self._log, self._host.blobs, self.token, epoch=state.epoch, seq=state.tip)
@@ -263,76 +291,35 @@ class Execution:
             raise failure
 
     async def _result(self, request: Requested, state: Rebuilt, journal: LogJournal) -> ForkResult:
-        try:
-            snapshot = await self._snapshot(request, journal)
-            feed = DeltaFeed(self._host.bus, self.run_id, pool=self._host.settings.pool)
-            params = fork_params(
-                request,
-                snapshot,
-                llm=self._host.provider,
-                tools=self._host.tools,
-                token=self.token,
-                on_message=feed.show,
-                elapsed_s=max(0.0, time.time() - state.begun_at) if state.begun_at else 0.0,
-            )
-            refuse_groupless(params, request.group)
-            base, prompt = prepare(params)
-        except RunAborted as exc:
-            self.token.abort(AbortReason.PARENT, exc.event.note)
-            return self._aborted(request)
-        except WorkspaceMismatch as exc:
-            # Learnt from another run's response after this one was claimed; nothing was sent yet.
-            self.token.abort(AbortReason.SHUTDOWN, str(exc))
-            return self._aborted(request)
-        except NexoforkError as exc:
-            status = ForkStatus.REFUSED if isinstance(exc, ForkRefused) else ForkStatus.FAILED
-            return await self._failed(request, exc, status)
-        except Exception as exc:
-            # What a request holds may raise anything; the next daemon would fare no better.
-            log.exception("run %s cannot be begun", self.run_id)
-            return await self._failed(request, exc, ForkStatus.REFUSED)
-        mail = InboxMail(
-            self._host.bus,
-            self.run_id,
-            pool=self._host.settings.pool,
-            delivered=state.letters,
-            waiting=await self._host.inboxes.may_hold(self.run_id, self.seq),
-        )
-        run = ForkRun(
-            params,
-            run_id=self.run_id,
-            base=base,
-            prompt=prompt,
-            token=self.token.child(),
-            warmth=self._host.warmth,
-            emit=feed.show,
-            journal=SideEffectsOnly(journal) if request.skip_transcript else journal,
-            mailbox=mail,
+        beginning = Beginning(
+            host=self._host,
+            delivery=self._delivery,
+            request=request,
+            state=state,
+            journal=journal,
+            token=self.token,
+            budget=self._budget,
             ledger=self._ledger,
-            history=state.history,
-            purse=self._budget.purse(params),
+            mail=self._mail,
         )
-        deaf = self._host.inboxes.listen(self.run_id, mail.hint)
-        try:
-            async with feed:
-                return await run.run()
-        finally:
-            deaf()
-
-    async def _snapshot(self, request: Requested, journal: LogJournal) -> CacheSafeParams:
-        async def resolve(payload: Payload) -> bytes:
+        async with AsyncExitStack() as at_end:
             try:
-                return await self._host.blobs.resolve(payload)
-            except (MissingBlob, CorruptBlob) as exc:
-                return await ask_for(payload, problem=exc, run_id=self.run_id, journal=journal, host=self._host)
-
-        return await self._host.shelf.get(request, resolve, sent_at=self._sent_at(request))
-
-    def _sent_at(self, request: Requested) -> float | None:
-        """Return when the parent's call was sent by our own clock, whatever the parent's clock says."""
-        if request.sent_at is None or not request.at:
-            return request.sent_at
-        return self._host.clock.ours(self._delivery.stored_at) - (request.at - request.sent_at)
+                run, bench = await beginning.begin(at_end)
+            except RunAborted as exc:
+                self.token.abort(AbortReason.PARENT, exc.event.note)
+                return self._aborted(request)
+            except WorkspaceMismatch as exc:
+                # Learnt from another run's response after this one was claimed; nothing was sent yet.
+                self.token.abort(AbortReason.SHUTDOWN, str(exc))
+                return self._aborted(request)
+            except NexoforkError as exc:
+                status = ForkStatus.REFUSED if isinstance(exc, ForkRefused) else ForkStatus.FAILED
+                return await self._failed(request, exc, status)
+            except Exception as exc:
+                # What a request holds may raise anything; the next daemon would fare no better.
+                log.exception("run %s cannot be begun", self.run_id)
+                return await self._failed(request, exc, ForkStatus.REFUSED)
+            return await bench.closed(await run.run())
 
     async def _finish(self, request: Requested, journal: LogJournal, result: ForkResult) -> None:
         """Report how it ended, unless it did not end here."""
@@ -346,17 +333,46 @@ class Execution:
         if reason is AbortReason.SHUTDOWN:
             await self._hand_over(journal, result.error or "")
             return
-        result = replace(result, attempts=journal.epoch, daemon=self._host.identity.name)
+        result = replace(
+            result,
+            attempts=journal.epoch,
+            daemon=self._host.identity.name,
+            sandbox=self._host.workbench.sandbox.name,
+            undelivered=(*result.undelivered, *await self._unread()),
+        )
         try:
             await journal.append(await self._final(result, journal.epoch))
         except RunAborted as exc:
             # The abort came first on the log, so that is how the run ended, whatever was reached meanwhile.
             self.token.abort(AbortReason.PARENT, exc.event.note)
             cause = Abort(reason=AbortReason.PARENT, note=exc.event.note)
-            ended = replace(result, status=ForkStatus.ABORTED, end="parent", abort=cause, error=cause.note or None)
-            await journal.append(await self._final(ended, journal.epoch))
+            result = replace(result, status=ForkStatus.ABORTED, end="parent", abort=cause, error=cause.note or None)
+            await journal.append(await self._final(result, journal.epoch))
+        ended_at = self._host.clock.now()
+        metrics.run_ended(result.status.value)
         await self._budget.ended()
         await self._delivery.ack()
+        if result.abort is not None and result.abort.reason is AbortReason.PARENT:
+            await self._measure_abort(ended_at)
+
+    async def _measure_abort(self, ended_at: float) -> None:
+        """Measure from when the server stored the abort; one that came another way is not measured."""
+        pool = self._host.settings.pool
+        try:
+            event = await last_direct(self._host.bus, log_stream(pool), events(self.run_id, pool))
+        except BusError as exc:
+            log.debug("run %s: its abort was not measured: %s", self.run_id, exc)
+            return
+        if event is not None and isinstance(read_event(event.data), AbortEvent) and (at := stored_at(event)):
+            metrics.abort_took(ended_at - at)
+
+    async def _unread(self) -> list[str]:
+        """Return the messages that came too late: nobody looks for them after the final report."""
+        try:
+            return [letter.text for letter in await self._mail.take()] if self._mail is not None else []
+        except BusError as exc:
+            log.warning("run %s: its inbox could not be read at the end: %s", self.run_id, exc)
+            return []
 
     async def _hand_over(self, journal: LogJournal, reason: str) -> None:
         await journal.append(HandedOver(epoch=journal.epoch, at=time.time(), reason=reason))
@@ -396,3 +412,15 @@ class Execution:
             error=cause.note or None,
             abort=cause,
         )
+
+
+def _calls_of(number: int, turn: RecordedTurn) -> list[CallRecord]:
+    """Return the calls that a recorded turn and what stands behind it were billed for."""
+    call = CallRecord(
+        turn=number,
+        message_id=turn.reply.message_id or "",
+        usage=turn.reply.usage,
+        stop_reason=turn.reply.stop_reason,
+        retries=turn.retries,
+    )
+    return [call, *(compaction.as_call(number + 1) for compaction in turn.compactions)]

@@ -10,10 +10,13 @@ import time
 from typing import TYPE_CHECKING
 
 from nexofork.engine.abort import AbortToken
+from nexofork.engine.dispatch import NoTools
+from nexofork.engine.filters import build_filter, memory_folders
 from nexofork.engine.outlook import plan_fan_out, prefix_key
 from nexofork.engine.params import prepare
 from nexofork.errors import NexoforkError
 from nexofork.wire.messages import FirstCall
+from nexofork.wire.needs import unknown_needs
 from nexofork_daemon.request import fork_params
 
 if TYPE_CHECKING:
@@ -26,11 +29,18 @@ __all__ = ["first_call"]
 def first_call(request: Requested, host: Host) -> FirstCall | None:
     """Return the first call of a fresh run; None where it may have to wait, or something has to be fetched first."""
     snapshot = host.shelf.held(request)
-    if snapshot is None or request.budget or request.group_budget:
+    beside = request.answers or request.workspace or memory_folders(request.filters) or unknown_needs(request)
+    if snapshot is None or request.budget or request.group_budget or beside:
         return None
     try:
         params = fork_params(
-            request, snapshot, llm=host.provider, tools=host.tools, token=AbortToken(), on_message=_unseen
+            request,
+            snapshot,
+            llm=host.provider,
+            tools=NoTools(),
+            tool_filter=build_filter(request.filters),
+            token=AbortToken(),
+            on_message=_unseen,
         )
         base, _ = prepare(params)
     except NexoforkError:

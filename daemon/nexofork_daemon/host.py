@@ -9,15 +9,16 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.clock import ServerClock
     from nexofork.bus.connection import Bus
-    from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.warmth import Warmth
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.inboxes import Inboxes
     from nexofork_daemon.ledger import DaemonLedger
+    from nexofork_daemon.peers import Peers
     from nexofork_daemon.purses import Purses
     from nexofork_daemon.request import SnapshotShelf
     from nexofork_daemon.settings import DaemonSettings
+    from nexofork_daemon.workbench import Workbench
 
 __all__ = ["Host"]
 
@@ -31,10 +32,11 @@ class Host:
     bus: Bus
     blobs: BlobStore
     provider: Provider
-    tools: ToolDispatcher
+    workbench: Workbench
     warmth: Warmth
     clock: ServerClock
     shelf: SnapshotShelf
     inboxes: Inboxes
+    peers: Peers
     purses: Purses
     ledger: DaemonLedger

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from nexofork.bus.connection import Bus, Msg
+    from nexofork.engine.mailbox import Mailbox
 
-__all__ = ["InboxMail", "Inboxes"]
+__all__ = ["InboxMail", "Inboxes", "NewsFirst"]
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,12 @@ class InboxMail:
             return ()
         self._waiting = False
         letters = []
-        for stored in await read_subject(self._bus, self._stream, self._filter, start_seq=self._next):
+        try:
+            found = await read_subject(self._bus, self._stream, self._filter, start_seq=self._next)
+        except BaseException:
+            self._waiting = True  # whoever looks next finds them
+            raise
+        for stored in found:
             self._next = stored.seq + 1
             try:
                 answer = Answer.model_validate_json(stored.data)
@@ -130,3 +136,24 @@ class InboxMail:
                 self._delivered.add(answer.id)
                 letters.append(Letter(id=answer.id, text=answer.text))
         return letters
+
+    def left(self) -> Sequence[Letter]:
+        """Return nothing: what has come is known to the stream, which is asked once more when the run reports."""
+        return ()
+
+
+class NewsFirst:
+    """A mailbox in which something of the daemon's own lies on top: it is written down and shown like any letter."""
+
+    def __init__(self, mail: Mailbox, news: Letter | None) -> None:
+        self._mail = mail
+        self._news = [news] if news else []
+
+    async def take(self) -> Sequence[Letter]:
+        """Return what has come since the last call, the news before it."""
+        news, self._news = self._news, []
+        return [*news, *await self._mail.take()]
+
+    def left(self) -> Sequence[Letter]:
+        """Return what has come and was never taken; news of the daemon's own is nobody's message."""
+        return self._mail.left()

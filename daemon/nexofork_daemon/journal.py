@@ -13,36 +13,43 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob, RunAborted
-from nexofork.core.prompt import ToolAnswer
-from nexofork.core.reply import CutToolUse, Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import AbortReason
-from nexofork.engine.cache_check import CacheCheck
-from nexofork.engine.journal import RecordedTurn
 from nexofork.engine.ledger import CallFacts
 from nexofork.engine.mailbox import Letter
+from nexofork.engine.recording import LoggedTurn, logged_turns
 from nexofork.errors import BadMessage, BadReply, BusError, NexoforkError
 from nexofork.wire.messages import (
     AbortEvent,
     CallBudget,
     CallStarted,
+    Checkpoint,
     Claimed,
+    Compacted,
     Delivered,
     Final,
     HandedOver,
+    Requested,
     ToolFinished,
     ToolStarted,
     Turn,
+    WorkspaceReady,
     announced_call,
 )
+from nexofork.wire.workspace import GitSpec
+from nexofork_daemon.permission_log import PermissionLog, read_permissions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.run_log import Entry, RunLog
+    from nexofork.core.prompt import ToolAnswer
+    from nexofork.core.reply import Reply
     from nexofork.engine.abort import AbortToken
+    from nexofork.engine.cache_check import CacheCheck
     from nexofork.engine.dispatch import ToolCall
+    from nexofork.engine.journal import Compaction, RecordedTurn
     from nexofork.wire.messages import Report
 
 __all__ = ["BudgetedCall", "LeftCall", "LogJournal", "Rebuilt", "SideEffectsOnly", "rebuild"]
@@ -56,11 +63,15 @@ class LogJournal:
         self._blobs = blobs
         self._token = token
         self._lock = asyncio.Lock()
+        self.notes: tuple[str, ...] = ()
+        """What the child is told behind the request's own notes: the same for whoever goes on from here."""
         self.announced = False
         """Whether the claim said that the first call goes out at once."""
         self.epoch = epoch
         self.seq = seq
         """Sequence of the newest entry this writer knows of."""
+        self.turn = 0
+        """The newest turn this writer recorded, or went on from."""
 
     async def call_started(
         self,
@@ -91,6 +102,7 @@ class LogJournal:
 
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """Record a reply before anything is done about it."""
+        self.turn = turn
         await self.write(
             Turn(
                 epoch=self.epoch,
@@ -103,14 +115,21 @@ class LogJournal:
                 retries=retries,
                 truncated_tool=reply.truncated_tool_use.name if reply.truncated_tool_use else None,
                 cache=cache.to_wire() if cache else None,
+                notes=list(self.notes) if turn == 1 else [],
             )
         )
 
-    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool) -> None:
+    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool, bubbled: bool = False) -> None:
         """Announce a tool before it runs."""
         await self.write(
             ToolStarted(
-                epoch=self.epoch, at=time.time(), turn=turn, call_id=call.id, name=call.name, read_only=read_only
+                epoch=self.epoch,
+                at=time.time(),
+                turn=turn,
+                call_id=call.id,
+                name=call.name,
+                read_only=read_only,
+                bubbled=bubbled,
             )
         )
 
@@ -135,7 +154,23 @@ class LogJournal:
                 at=time.time(),
                 turn=turn,
                 ids=[letter.id for letter in letters],
-                texts=[letter.text for letter in letters],
+                texts=[letter.text for letter in letters if letter.text],
+            )
+        )
+
+    async def compacted(self, turn: int, compaction: Compaction) -> None:
+        """Record a summary before it takes the place of the turns."""
+        await self.write(
+            Compacted(
+                epoch=self.epoch,
+                at=time.time(),
+                turn=turn,
+                note=await self._blobs.pack(compaction.note.encode("utf-8", "backslashreplace")),
+                left_out=compaction.left_out,
+                attempt=compaction.attempt,
+                message_id=compaction.message_id,
+                usage=compaction.usage.to_compact_wire(),
+                stop_reason=compaction.stop_reason,
             )
         )
 
@@ -187,15 +222,19 @@ class SideEffectsOnly:
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
         """Keep nothing."""
 
-    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool) -> None:
+    async def tool_started(self, turn: int, call: ToolCall, *, read_only: bool, bubbled: bool = False) -> None:
         """Announce what changes something."""
         if not read_only:
-            await self._journal.tool_started(turn, call, read_only=False)
+            await self._journal.tool_started(turn, call, read_only=False, bubbled=bubbled)
 
     async def tool_finished(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
         """Keep nothing."""
 
     async def delivered(self, turn: int, letters: Sequence[Letter]) -> None:
+        """Say which they were and not what they said: their sender wants to know."""
+        await self._journal.delivered(turn, [Letter(id=letter.id, text="") for letter in letters])
+
+    async def compacted(self, turn: int, compaction: Compaction) -> None:
         """Keep nothing."""
 
 
@@ -236,22 +275,24 @@ class Rebuilt:
     """What was announced: confirmed where the log has the reply, else unconfirmed."""
     side_effects: bool = False
     """Whether a tool that changes things was announced."""
+    bubbled: frozenset[str] = frozenset()
+    """Calls that the parent was, or was about to be, asked to run and that have no answer: they go to it again."""
     letters: frozenset[str] = frozenset()
     """Ids of the parent's messages that were delivered."""
+    notes: tuple[str, ...] | None = None
+    """What the daemon of the first turn told the child behind the request's own notes; None before that turn."""
     abort: AbortEvent | None = None
     final: Final | None = None
     budgeted: tuple[BudgetedCall, ...] = ()
     """The last call of each epoch that a budget limited; those before it were settled when it was made."""
+    permissions: PermissionLog = field(default_factory=PermissionLog)
+    """What was asked permission for, and what it came to."""
     problem: NexoforkError | None = None
     """Why what was recorded cannot be read, so that nobody can go on from it."""
-
-
-@dataclass(slots=True)
-class _Turn:
-    report: Turn
-    started: dict[str, ToolStarted] = field(default_factory=dict)
-    finished: dict[str, ToolFinished] = field(default_factory=dict)
-    letters: list[Letter] = field(default_factory=list)
+    workspace: WorkspaceReady | None = None
+    """What the child was told of its workspace, and where that was last."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """What the workspace was, each built on the one before."""
 
 
 async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
@@ -260,37 +301,28 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
     Raises:
         BusError: NATS did not answer.
     """
-    turns: dict[int, _Turn] = {}
+    turns = logged_turns(entry.message for entry in entries)
     epoch, handed_over, request, abort, final, side_effects = 0, 0, None, None, None, False
-    begun_at: float | None = None
+    begun_at = None
     for entry in entries:
         match entry.message:
             case Claimed() as claimed:
                 epoch, request = max(epoch, claimed.epoch), claimed.request
                 begun_at = claimed.at if begun_at is None else begun_at
-            case Turn() as turn:
-                turns[turn.turn] = _Turn(turn)
             case ToolStarted() as started:
                 side_effects = side_effects or not started.read_only
-                if started.turn in turns:
-                    turns[started.turn].started[started.call_id] = started
-            case Delivered() as mail if mail.turn in turns:
-                letters = [Letter(id=id_, text=text) for id_, text in zip(mail.ids, mail.texts, strict=False)]
-                turns[mail.turn].letters += letters
             case HandedOver():
                 handed_over += 1
-            case ToolFinished() as finished if finished.turn in turns:
-                turns[finished.turn].finished[finished.call_id] = finished
             case AbortEvent() as event:
                 abort = abort or event
             case Final() as end:
                 final = end
             case _:
                 pass
-    history: list[RecordedTurn] = []
-    problem: NexoforkError | None = None
+    _forget_unkept(entries, turns)
+    history, problem = [], None
     try:
-        history = [await _recorded(turns[number], blobs) for number in sorted(turns)]
+        history = [await turn.read(blobs.resolve) for turn in turns]
     except (MissingBlob, CorruptBlob, BadMessage, BadReply) as exc:
         problem = exc
     except (KeyError, TypeError, ValueError) as exc:
@@ -304,12 +336,47 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
         history=tuple(history),
         calls=_left_calls(entries),
         side_effects=side_effects,
-        letters=frozenset(letter.id for turn in turns.values() for letter in turn.letters),
+        bubbled=_bubbled(turns),
+        letters=frozenset(letter.id for turn in turns for letter in turn.letters),
+        notes=tuple(turns[0].report.notes) if turns else None,
         abort=abort,
         final=final,
         budgeted=_budgeted(entries),
+        permissions=read_permissions(entries),
         problem=problem,
+        **_workspace(entries),
     )
+
+
+def _bubbled(turns: Iterable[LoggedTurn]) -> frozenset[str]:
+    return frozenset(
+        call_id
+        for turn in turns
+        for call_id, begun in turn.started.items()
+        if begun.bubbled and call_id not in turn.finished
+    )
+
+
+def _workspace(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Return what the log says about the run's workspace."""
+    ready = [one.message for one in entries if isinstance(one.message, WorkspaceReady)]
+    checkpoints = tuple(one.message for one in entries if isinstance(one.message, Checkpoint))
+    return {"workspace": ready[-1] if ready else None, "checkpoints": checkpoints}
+
+
+def _forget_unkept(entries: Sequence[Entry], turns: Iterable[LoggedTurn]) -> None:
+    """Take back answers of calls whose effects were lost with their daemon; the model never saw them.
+
+    It sees the answers of a turn only behind the turn's checkpoint. Without its answer the call counts as interrupted.
+    """
+    requests = [one.message for one in entries if isinstance(one.message, Requested)]
+    if not any(isinstance(request.workspace, GitSpec) for request in requests):
+        return
+    for turn in turns:
+        for call_id in turn.unkept:
+            begun = turn.started.get(call_id)
+            if begun is not None and not begun.read_only:  # what was never begun has changed nothing
+                del turn.finished[call_id]
 
 
 def _budgeted(entries: Sequence[Entry]) -> tuple[BudgetedCall, ...]:
@@ -318,9 +385,9 @@ def _budgeted(entries: Sequence[Entry]) -> tuple[BudgetedCall, ...]:
         match entry.message:
             case CallStarted(budget=CallBudget() as budget) as call:
                 last[call.epoch] = (call.turn, BudgetedCall(budget=budget, model=call.model))
-            case Turn() as turn if turn.epoch in last and last[turn.epoch][0] == turn.turn:
-                answered = replace(last[turn.epoch][1], usage=Usage.from_wire(turn.usage))
-                last[turn.epoch] = (turn.turn, answered)
+            case Turn() | Compacted() as reply if reply.epoch in last and last[reply.epoch][0] == _call_of(reply)[0]:
+                answered = replace(last[reply.epoch][1], usage=Usage.from_wire(reply.usage))
+                last[reply.epoch] = (_call_of(reply)[0], answered)
             case _:
                 pass
     return tuple(call for _, call in last.values())
@@ -329,7 +396,7 @@ def _budgeted(entries: Sequence[Entry]) -> tuple[BudgetedCall, ...]:
 def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
     """Return every announced call; a reply on the log belongs to the attempt that its retries say."""
     daemons: dict[int, str] = {}
-    replies: dict[tuple[int, int, int], Turn] = {}
+    replies: dict[tuple[int, int, int], Turn | Compacted] = {}
     announced: list[CallStarted] = []
     warm: dict[int, int] = {}
     for entry in entries:
@@ -341,8 +408,8 @@ def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
         match entry.message:
             case Claimed() as claimed:
                 daemons[claimed.epoch] = claimed.daemon.name
-            case Turn() as turn:
-                replies[turn.epoch, turn.turn, turn.retries + 1] = turn
+            case Turn() | Compacted() as reply:
+                replies[reply.epoch, *_call_of(reply)] = reply
             case _:
                 pass
     return tuple(
@@ -355,7 +422,14 @@ def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
     )
 
 
-def _left(started: CallStarted, reply: Turn | None, warm: Mapping[int, int]) -> CallFacts:
+def _call_of(reply: Turn | Compacted) -> tuple[int, int]:
+    """Return which call a reply answers: its turn, and the attempt."""
+    if isinstance(reply, Turn):
+        return reply.turn, reply.retries + 1
+    return reply.turn + 1, reply.attempt
+
+
+def _left(started: CallStarted, reply: Turn | Compacted | None, warm: Mapping[int, int]) -> CallFacts:
     usage = Usage.from_wire(reply.usage) if reply else None
     return CallFacts(
         at=started.at,
@@ -369,37 +443,6 @@ def _left(started: CallStarted, reply: Turn | None, warm: Mapping[int, int]) -> 
         prefix=started.prefix,
         warm_tokens=warm.get(started.epoch, 0),
         ttl="1h" if usage and usage.cache_write_1h_tokens else "5m",
-    )
-
-
-async def _recorded(turn: _Turn, blobs: BlobStore) -> RecordedTurn:
-    report = turn.report
-    parsed = Reply.from_response(await blobs.resolve(report.content))
-    cut = report.truncated_tool
-    reply = Reply(
-        blocks=parsed.blocks,
-        stop_reason=report.stop_reason,
-        message_id=report.message_id,
-        usage=Usage.from_wire(report.usage),
-        truncated_tool_use=CutToolUse(id="", name=cut, partial_input="") if cut else None,
-    )
-    answers = {
-        call_id: ToolAnswer(
-            call_id=call_id, content="", is_error=done.is_error, recorded=await blobs.resolve(done.block)
-        )
-        for call_id, done in turn.finished.items()
-    }
-    interrupted = frozenset(
-        call_id for call_id, begun in turn.started.items() if call_id not in answers and not begun.read_only
-    )
-    return RecordedTurn(
-        reply=reply,
-        answers=answers,
-        interrupted=interrupted,
-        letters=tuple(turn.letters),
-        retries=report.retries,
-        cache=None if report.cache is None else CacheCheck.from_wire(report.cache, reply.usage),
-        at=report.at,
     )
 
 

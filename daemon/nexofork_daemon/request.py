@@ -11,22 +11,23 @@ import hashlib
 import json
 from collections import OrderedDict
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from nexofork.engine.budget import Budget
-from nexofork.engine.params import ForkOverrides, ForkParams, ParentContext
-from nexofork.engine.requested import snapshot_of
+from nexofork.engine.requested import fork_of, snapshot_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.engine.abort import AbortToken
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.events import ForkEvent
+    from nexofork.engine.filters import ToolFilter
+    from nexofork.engine.params import ForkParams
     from nexofork.providers.provider import Provider
-    from nexofork.wire.messages import BudgetLimit, Payload, Requested
+    from nexofork.wire.messages import Payload, Requested
 
     Resolve = Callable[[Payload], Awaitable[bytes]]
 
@@ -90,38 +91,30 @@ def fork_params(
     *,
     llm: Provider,
     tools: ToolDispatcher,
+    tool_filter: ToolFilter,
     token: AbortToken,
     on_message: Callable[[ForkEvent], object],
     elapsed_s: float = 0.0,
+    file_state: dict[str, str] | None = None,
+    notes: Sequence[str] = (),
+    answers: Mapping[str, bytes] | None = None,
 ) -> ForkParams:
-    """Return the fork a request asks for, with the time that earlier daemons have used up taken off its limit."""
-    return ForkParams(
-        cache_safe=snapshot,
+    """Return the fork a request asks for, with the time that earlier daemons have used up taken off its limit.
+
+    Raises:
+        ForkRefused: The request's permissions cannot be meant.
+    """
+    asked = fork_of(
+        request, snapshot, tool_filter=tool_filter, answers=answers or {}, file_state=file_state, notes=notes
+    )
+    return replace(
+        asked,
         llm=llm,
-        prompt_messages=(request.directive, *request.notes),
-        parent_ctx=ParentContext(agent_id=request.parent.agent),
         tool_dispatcher=tools,
-        query_source=request.query_source,
-        fork_label=request.label,
-        overrides=ForkOverrides(
-            agent_id=request.agent_id, critical_system_reminder=request.reminder, request=request.overrides
-        ),
-        max_turns=request.max_turns,
         on_message=on_message,
-        skip_transcript=request.skip_transcript,
         timeout=max(request.timeout_s - elapsed_s, _LEAST_S) if request.timeout_s is not None else None,
         external_abort=token,
-        boilerplate=request.boilerplate,
-        allow_cache_break=request.allow_cache_break,
-        siblings=request.siblings,
-        warm_up=request.warm_up,
-        budget=_budget(request.budget),
-        group_budget=_budget(request.group_budget),
     )
-
-
-def _budget(limit: BudgetLimit | None) -> Budget | None:
-    return Budget(usd=limit.usd, tokens=limit.tokens) if limit else None
 
 
 def _key(request: Requested) -> str:

@@ -16,13 +16,20 @@ from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
 from nexofork.bus.warmth import FleetWarmth
 from nexofork.engine.abort import AbortReason
+from nexofork.engine.result import ForkStatus
 from nexofork.engine.warmth import Warmth
 from nexofork.errors import BusError
-from nexofork.wire.messages import Daemon, Presence
+from nexofork.telemetry import metrics
+from nexofork.wire.messages import REQUEST_VERSION, Daemon, Presence
+from nexofork.wire.needs import KNOWN_NEEDS
+from nexofork_daemon.dials import Dials
 from nexofork_daemon.execution import Execution
 from nexofork_daemon.host import Host
 from nexofork_daemon.inboxes import Inboxes
 from nexofork_daemon.ledger import DaemonLedger
+from nexofork_daemon.logs import add_facts
+from nexofork_daemon.notify import Supervisor, Watch
+from nexofork_daemon.peers import Peers
 from nexofork_daemon.purses import Purses
 from nexofork_daemon.request import SnapshotShelf
 
@@ -31,9 +38,9 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
     from nexofork.bus.pickup import Delivery
-    from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.providers.provider import Provider
     from nexofork_daemon.settings import DaemonSettings
+    from nexofork_daemon.workbench import Workbench
 
 __all__ = ["run_daemon"]
 
@@ -49,10 +56,12 @@ async def run_daemon(
     *,
     bus: Bus,
     provider: Provider,
-    tools: ToolDispatcher,
+    workbench: Workbench,
     stop: asyncio.Event,
     ready: Callable[[], None],
     hurry: asyncio.Event | None = None,
+    dials: Dials | None = None,
+    watch: Watch | None = None,
 ) -> None:
     """Serve until `stop` is set, then drain.
 
@@ -60,10 +69,12 @@ async def run_daemon(
         settings: What the operator set.
         bus: An open connection.
         provider: Answers the model calls.
-        tools: Runs the tools.
+        workbench: Gives runs their tools and workspaces.
         stop: Set to shut down: no new work, running forks finish or are handed over within the drain limit.
         ready: Called once, when the daemon can take work.
         hurry: Set to hand running forks over at once instead of letting them finish.
+        dials: What may be changed while it runs; the settings' own values unless given.
+        watch: Told how busy the daemon is, and kept told that its loop turns.
 
     Raises:
         BusError: The streams are not there and may not be made, or the consumer was deleted.
@@ -77,17 +88,26 @@ async def run_daemon(
         bus=bus,
         blobs=BlobStore(bus, "daemon"),
         provider=provider,
-        tools=tools,
+        workbench=workbench,
         warmth=Warmth(wait_s=settings.leader_wait_s, board=board),
         clock=board.clock,
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
+        peers=Peers(bus, pool=settings.pool),
         purses=Purses(bus, pool=settings.pool),
         ledger=DaemonLedger(bus, identity),
     )
     await host.inboxes.open()
+    await workbench.start()
     async with board:
-        await _Service(host, stop, hurry or asyncio.Event()).serve(ready)
+        service = _Service(
+            host,
+            stop=stop,
+            hurry=hurry or asyncio.Event(),
+            dials=dials or Dials(slots=settings.slots, drain_s=settings.drain_s),
+            watch=watch or Watch(Supervisor()),
+        )
+        await service.serve(ready)
 
 
 async def _lease_s(bus: Bus, settings: DaemonSettings) -> float:
@@ -105,10 +125,12 @@ async def _lease_s(bus: Bus, settings: DaemonSettings) -> float:
 
 
 class _Service:
-    def __init__(self, host: Host, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    def __init__(self, host: Host, *, stop: asyncio.Event, hurry: asyncio.Event, dials: Dials, watch: Watch) -> None:
         self._host = host
         self._stop = stop
         self._hurry = hurry
+        self._dials = dials
+        self._watch = watch
         self._active: dict[int, Execution] = {}
         """By the sequence of the request: somebody may have asked for a run twice."""
         self._working: set[asyncio.Task[None]] = set()
@@ -117,6 +139,9 @@ class _Service:
         self._board = PresenceBoard(host.bus)
         self._runs: asyncio.TaskGroup | None = None
         self._pickup = Pickup(host.bus, pool=host.settings.pool, free_slots=self._free_slots, deliver=self._deliver)
+        self._counted = dials.slots
+        """How many slots the metrics know of."""
+        dials.on_change(self._turned)
 
     async def serve(self, ready: Callable[[], None]) -> None:
         problem: BusError | None = None
@@ -125,17 +150,26 @@ class _Service:
             announcing = tasks.create_task(self._announce())
             accounting = tasks.create_task(self._host.purses.run())
             booking = tasks.create_task(self._host.ledger.write())
+            beating = tasks.create_task(self._watch.beat())
+            self._tell()
+            tending = tasks.create_task(self._host.workbench.tend())
+            metrics.expect_runs(status.value for status in ForkStatus if status is not ForkStatus.RUNNING)
+            metrics.slots_changed(self._counted)
             ready()
             try:
                 await self._pickup.run(self._stop)
             except BusError as exc:
                 problem = exc  # raised inside, the group would wrap it
                 self._stop.set()
-            self._changed.set()  # that it drains is said at once
+            metrics.slots_changed(-self._counted)
+            self._watch.stopping()
+            self._news()  # that it drains is said at once
             await self._drain()
             announcing.cancel()
             accounting.cancel()
             booking.cancel()
+            beating.cancel()
+            tending.cancel()
         await self._host.ledger.close()
         if self._host.bus.connected:
             await self._say(draining=True)
@@ -143,9 +177,25 @@ class _Service:
             raise problem
 
     def _free_slots(self) -> int:
-        return 0 if self._stop.is_set() else self._host.settings.slots - len(self._active)
+        return 0 if self._stop.is_set() else self._dials.slots - len(self._active)
+
+    def _turned(self) -> None:
+        if not self._stop.is_set():
+            metrics.slots_changed(self._dials.slots - self._counted)
+            self._counted = self._dials.slots
+        self._pickup.wake()
+        self._news()
+
+    def _news(self) -> None:
+        self._changed.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._watch.doing(slots=self._dials.slots, running=len(self._active), draining=self._stop.is_set())
 
     def _deliver(self, delivery: Delivery) -> None:
+        if delivery.attempt > 1:
+            metrics.redelivered()
         running = self._active.get(delivery.seq)
         if running is not None:
             running.redelivered(delivery)
@@ -153,29 +203,34 @@ class _Service:
         assert self._runs is not None
         execution = Execution(delivery, self._host)
         self._active[delivery.seq] = execution
+        metrics.slots_used_changed(1)
         self._idle.clear()
-        self._changed.set()
+        self._news()
         task = self._runs.create_task(self._execute(execution), name=f"run-{delivery.run_id}")
         self._working.add(task)
         task.add_done_callback(self._working.discard)
 
     async def _execute(self, execution: Execution) -> None:
+        add_facts(run_id=execution.run_id)
+        begun = time.monotonic()
         try:
             await execution.run()
+            log.info("run %s: done with it here after %.1f s", execution.run_id, time.monotonic() - begun)
         except Exception:
             # One run's defect must not take the daemon's other runs with it; the lease lapses and it is tried
             # elsewhere.
             log.exception("run %s failed inside the daemon", execution.run_id)
         finally:
             del self._active[execution.seq]
+            metrics.slots_used_changed(-1)
             self._pickup.wake()
-            self._changed.set()
+            self._news()
             if not self._active:
                 self._idle.set()
 
     async def _drain(self) -> None:
         """Let running forks finish; hand over what has not by the limit, or when there is a hurry."""
-        await self._until_idle(self._host.settings.drain_s, unless=self._hurry)
+        await self._until_idle(self._dials.drain_s, unless=self._hurry)
         for execution in self._active.values():
             execution.token.abort(AbortReason.SHUTDOWN, "the daemon is shutting down")
         await self._until_idle(_HAND_OVER_S, unless=asyncio.Event())
@@ -210,10 +265,13 @@ class _Service:
             daemon=self._host.identity,
             version=__version__,
             pool=settings.pool,
-            slots=0 if draining else settings.slots,
+            slots=0 if draining else self._dials.slots,
             running=len(self._active),
             draining=draining,
             workspace_id=self._host.provider.workspace_id,
+            sandbox=self._host.workbench.sandbox.name,
+            reads=REQUEST_VERSION,
+            knows=list(KNOWN_NEEDS),
         )
         try:
             await self._board.announce(presence)

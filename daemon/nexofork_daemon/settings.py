@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import uuid
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from nexofork.engine.sandbox.opening import SandboxSettings
+from nexofork.engine.settings import default_state_dir
+from nexofork.engine.tools.watching import Limits, half_of_memory
 from nexofork.errors import ForkRefused
 from nexofork.wire.subjects import DEFAULT_POOL, check_token
+from nexofork_daemon.notify import Supervisor
+from nexofork_daemon.state_folder import DiskLimits
 
-__all__ = ["DaemonSettings"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nexofork.config.reading import Settings
+
+__all__ = ["DaemonSettings", "daemon_settings", "logs_to_journal", "supervisor"]
+
+_MB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +45,30 @@ class DaemonSettings:
     """The longest a fork waits for the sibling that writes their common prefix."""
     ask_s: float = 30.0
     """How long to wait for something only the parent can give."""
+    tool_deadline_s: float = 300.0
+    """How long to wait for a tool that the parent runs; a request may shorten it."""
+    shared_dirs: tuple[str, ...] = ()
+    """Folders that are the same ones here and at the parents: memory folders in them are used here."""
+    state_dir: Path = field(default_factory=default_state_dir)
+    """Where runs get folders of their own."""
+    sandbox: str = "auto"
+    """What commands run in: ``auto`` and ``bwrap`` want bubblewrap, ``none`` is bare."""
+    sandbox_network: bool = False
+    """Whether commands may use the host's network."""
+    sandbox_read: tuple[Path, ...] = ()
+    """Folders that commands may read beside the system's."""
+    memory_mb: int = field(default_factory=lambda: half_of_memory() // _MB)
+    """What a command may use, all its processes together."""
+    disk_mb: int = 4096
+    """What a run may write to its folders in the sandbox."""
+    secrets: tuple[Path, ...] = ()
+    """Files that no command may see in the sandbox, wherever they are."""
+    disk: DiskLimits = field(default_factory=DiskLimits)
+    """What git workspaces may take of the disk."""
+    health_port: int | None = None
+    """Where /metrics, /healthz and /readyz are answered; 0 takes a free port, None answers nowhere."""
+    health_host: str = "127.0.0.1"
+    """The address it listens on; ``*`` is all of them."""
     host: str = field(default_factory=socket.gethostname)
     instance: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
@@ -43,6 +82,84 @@ class DaemonSettings:
             problems.append(f"leader_wait_s is {self.leader_wait_s:g}; give 0 or more")
         if self.drain_s < 0:
             problems.append(f"drain_s is {self.drain_s:g}; give 0 or more")
+        if not self.tool_deadline_s > 0:
+            problems.append(f"tool_deadline_s is {self.tool_deadline_s:g}; give more than 0")
+        problems += [
+            f"shared_dirs has {folder!r}, which is no absolute path of a folder here"
+            for folder in self.shared_dirs
+            if not os.path.isabs(folder) or not os.path.isdir(folder)
+        ]
+        if self.memory_mb < 16:
+            problems.append(f"memory_mb is {self.memory_mb}; give at least 16")
+        if self.disk_mb < 1:
+            problems.append(f"disk_mb is {self.disk_mb}; give at least 1")
+        if min(self.disk.workspace_bytes, self.disk.total_bytes, self.disk.bases_bytes) < 1 or self.disk.free_bytes < 0:
+            problems.append("a disk limit is below 1; give megabytes above 0")
+        if self.health_port is not None and not 0 <= self.health_port <= 65535:
+            problems.append(f"health_port is {self.health_port}; give a port from 1 to 65535, or 0 for a free one")
         if problems:
             raise ForkRefused("The daemon's settings are wrong: " + "; ".join(problems) + ".")
         check_token(self.pool, "pool")
+
+    @property
+    def sandboxing(self) -> SandboxSettings:
+        """What commands run in."""
+        return SandboxSettings(
+            kind=self.sandbox,
+            state_dir=self.state_dir,
+            network=self.sandbox_network,
+            read=self.sandbox_read,
+            secrets=self.secrets,
+            limits=Limits(resident_bytes=self.memory_mb * _MB),
+            disk_bytes=self.disk_mb * _MB,
+        )
+
+
+def daemon_settings(settings: Settings) -> DaemonSettings:
+    """Return a daemon's settings from what was read.
+
+    Every file that was named is a secret to the commands that forks run, the settings file too: it says where the
+    others are.
+    """
+    files = ("nats.creds_file", "nats.nkey_file", "provider.api_key_file", "tools.mcp_config")
+    named = (*(settings[path] for path in files), settings.file)
+    return DaemonSettings(
+        name=settings["daemon.name"],
+        slots=settings["daemon.slots"],
+        pool=settings["nats.pool"],
+        lease_s=settings["daemon.lease_s"],
+        drain_s=settings["daemon.drain_s"],
+        leader_wait_s=settings["daemon.leader_wait_s"],
+        tool_deadline_s=settings["tools.deadline_s"],
+        shared_dirs=tuple(map(str, settings["tools.shared_dirs"])),
+        state_dir=settings["daemon.state_dir"],
+        sandbox=settings["sandbox.kind"],
+        sandbox_network=settings["sandbox.network"],
+        sandbox_read=settings["sandbox.read"],
+        memory_mb=settings["sandbox.memory_mb"],
+        disk_mb=settings["sandbox.disk_mb"],
+        disk=DiskLimits(
+            workspace_bytes=settings["workspace.one_mb"] * _MB,
+            total_bytes=settings["workspace.all_mb"] * _MB,
+            free_bytes=settings["workspace.disk_floor_mb"] * _MB,
+        ),
+        health_port=settings["telemetry.health_port"],
+        health_host=settings["telemetry.health_host"],
+        secrets=tuple(path for path in named if path is not None and path.is_file()),
+    )
+
+
+def supervisor() -> Supervisor:
+    """Return how systemd wants to be told; nobody is told where it did not start us."""
+    limit, whose = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    ours = limit.isdigit() and int(limit) > 0 and whose in ("", str(os.getpid()))
+    return Supervisor(address=os.environ.get("NOTIFY_SOCKET", ""), watchdog_s=int(limit) / 1e6 if ours else None)
+
+
+def logs_to_journal() -> bool:
+    """Whether stderr goes to the journal, as systemd says by the file behind it."""
+    try:
+        behind = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{behind.st_dev}:{behind.st_ino}"
