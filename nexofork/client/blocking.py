@@ -13,19 +13,24 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from nexofork.client.completion import as_completed
+from nexofork.client.handle import ForkHandle
 from nexofork.client.in_process import DefaultForkSubagent
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Coroutine, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from nexofork.client.handle import ForkHandle
+    from nexofork.client.run_listing import RunRow
+    from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.events import ForkEvent
     from nexofork.engine.ledger import MemoryLedger
     from nexofork.engine.params import ForkParams
     from nexofork.engine.result import ForkResult, ForkStatus
+    from nexofork.engine.workspace.fetching import Fetched
 
 __all__ = ["BlockingForkHandle", "BlockingForkSubagent"]
 
@@ -73,6 +78,14 @@ class BlockingForkHandle:
     def message(self, text: str) -> None:
         """Say something to the running child; raises like `ForkHandle.message`."""
         self._owner._call(_message(self._handle, text))
+
+    def answer(self, ask_id: str, allow: bool, *, note: str = "", remember: bool = False, rule: str = "") -> None:
+        """Answer what the fork asked permission for; raises like `ForkHandle.answer`."""
+        self._owner._call(self._handle.answer(ask_id, allow, note=note, remember=remember, rule=rule))
+
+    def fetch(self, root: str | os.PathLike[str] | None = None) -> Fetched:
+        """Take the child's commits into a repository; raises like `ForkHandle.fetch`."""
+        return self._owner._call(self._handle.fetch(root))
 
     def detach(self) -> None:
         """Let the fork go on without anybody waiting for it."""
@@ -143,9 +156,32 @@ class BlockingForkSubagent:
         handles = self._call(self._opened().forks.fork_each(params, directives, group=group))
         return [BlockingForkHandle(handle, self) for handle in handles]
 
-    def attach(self, run_id: str) -> BlockingForkHandle:
+    def wake(self, run: str | BlockingForkHandle, follow_up: str, **changes: Any) -> BlockingForkHandle:
+        """Continue a fork that has ended: by its id on a fleet, by its handle in process; raises as theirs do."""
+        forks = self._opened().forks
+        which = run._handle if isinstance(run, BlockingForkHandle) else run
+        if isinstance(which, ForkHandle) and not isinstance(forks, DefaultForkSubagent):
+            which = which.run_id
+        return BlockingForkHandle(self._call(forks.wake(which, follow_up, **changes)), self)
+
+    def children(self, *, group: str | None = None) -> list[RunRow]:
+        """Return this parent's runs on the fleet; raises like `NatsForkSubagent.children`."""
+        rows: list[RunRow] = self._call(self._opened().forks.children(group=group))
+        return rows
+
+    def as_completed(self, handles: Iterable[BlockingForkHandle]) -> Iterator[ForkResult]:
+        """Yield each fork's result as soon as it is over; see `nexofork.as_completed`."""
+        results = aiter(as_completed([handle._handle for handle in handles]))
+        while True:
+            try:
+                yield self._call(_next(results))
+            except StopAsyncIteration:
+                return
+
+    def attach(self, run_id: str, *, tool_dispatcher: ToolDispatcher | None = None) -> BlockingForkHandle:
         """Take hold of a run on the fleet by its id; raises like `NatsForkSubagent.attach`."""
-        return BlockingForkHandle(self._call(self._opened().forks.attach(run_id)), self)
+        handle = self._call(self._opened().forks.attach(run_id, tool_dispatcher=tool_dispatcher))
+        return BlockingForkHandle(handle, self)
 
     def _opened(self) -> _Open:
         if self._open is None:

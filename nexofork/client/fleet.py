@@ -8,34 +8,54 @@ import secrets
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from nexofork.bus.blobs import BlobStore
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
+from nexofork.client.completion import HandleGroups
+from nexofork.client.fetching import fetch_work
+from nexofork.client.fleet_settings import FleetSettings
 from nexofork.client.handle import ForkHandle, ForkRecord
+from nexofork.client.permitting import Permitting
 from nexofork.client.remote_run import RemoteRun
+from nexofork.client.run_listing import list_runs
+from nexofork.client.serving import ToolServant
 from nexofork.client.shipping import Shipping
+from nexofork.client.under_way import UnderWay, abort_with, put_request
 from nexofork.client.waiting import Foreground
+from nexofork.client.waking import awaken
 from nexofork.engine.dispatch import AGENT_TOOL
 from nexofork.engine.events import ForkEnded, ForkStarted
-from nexofork.engine.params import DelegateMode, ForkParams, prepare, refuse_groupless
+from nexofork.engine.filters import memory_folders
+from nexofork.engine.filters.audit import begin_audit
+from nexofork.engine.params import DelegateMode, ForkParams, ParentContext, prepare, refuse_groupless
 from nexofork.engine.result import ForkResult, ForkStatus
+from nexofork.engine.workspace import PathWorkspace, ShippedWorkspace
 from nexofork.errors import BusError, ForkRefused
-from nexofork.wire.messages import Answer, encode, new_run_id
-from nexofork.wire.subjects import DEFAULT_POOL, check_run_id, inbox, parent_alive
+from nexofork.wire.messages import Answer, Requested, encode, new_run_id
+from nexofork.wire.subjects import check_run_id, inbox, parent_alive
+from nexofork.wire.workspace import PathSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable, Sequence
-    from pathlib import Path
+    import os
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from nexofork.bus.connection import Bus
+    from nexofork.client.run_listing import RunRow
+    from nexofork.client.under_way import Problem
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.abort import AbortToken
+    from nexofork.engine.dispatch import ToolDispatcher
+    from nexofork.engine.permissions import PermissionAnswer, PermissionAsk
+    from nexofork.engine.workspace.fetching import Fetched
     from nexofork.wire.messages import Asked
+
+    OnPermission = Callable[[PermissionAsk], Awaitable[PermissionAnswer]]
 
 __all__ = ["FleetSettings", "NatsForkSubagent", "connect"]
 
@@ -44,30 +64,13 @@ log = logging.getLogger(__name__)
 _LEAVING_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSettings:
-    """How a parent uses its fleet."""
-
-    pool: str = DEFAULT_POOL
-    parent_id: str = ""
-    """Names this parent to its children's daemons; empty makes one up."""
-    heartbeat_s: float = 5.0
-    window: int = 64
-    """How many requests may wait unclaimed at once, so that one parent's flood does not starve another."""
-    queue_limit_s: float | None = 300.0
-    """How long a run may wait while no daemon is there at all before it ends as failed."""
-    auto_background_s: float | None = None
-    """After how long a synchronous wait moves to the background by itself."""
-    on_parent_gone: Literal["continue", "abort"] = "continue"
-    """What becomes of the children when this process dies. An orderly exit aborts what was not detached."""
-
-
 @asynccontextmanager
 async def connect(
     url: str = "nats://127.0.0.1:4222",
     *,
     creds: Path | None = None,
     nkey_seed: Path | None = None,
+    ca: Path | None = None,
     settings: FleetSettings | None = None,
 ) -> AsyncIterator[NatsForkSubagent]:
     """Open a connection to a fleet.
@@ -75,7 +78,8 @@ async def connect(
     Raises:
         BusError: NATS was not reached, did not let us in, or has no streams and none may be made.
     """
-    bus_settings = BusSettings(urls=tuple(url.split(",")), creds=creds, nkey_seed=nkey_seed, name="nexofork-parent")
+    urls = tuple(url.split(","))
+    bus_settings = BusSettings(urls=urls, creds=creds, nkey_seed=nkey_seed, ca=ca, name="nexofork-parent")
     async with open_bus(bus_settings) as bus:
         chosen = settings or FleetSettings()
         await provision(bus, pool=chosen.pool, lease_s=None)
@@ -90,7 +94,7 @@ class _Own:
     run: RemoteRun
     group: str | None = None
     detached: bool = False
-    tasks: set[asyncio.Task[BusError | None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[Problem | None]] = field(default_factory=set)
 
 
 class NatsForkSubagent:
@@ -108,10 +112,12 @@ class NatsForkSubagent:
             parent_id=self._parent_id,
             heartbeat_s=chosen.heartbeat_s,
             on_parent_gone=chosen.on_parent_gone,
+            serve_files=chosen.serve_files,
         )
         self._window = asyncio.Semaphore(chosen.window)
         self._foreground = Foreground(auto_background_s=chosen.auto_background_s)
         self._runs: set[_Own] = set()
+        self._groups = HandleGroups()
         self._tasks: asyncio.TaskGroup | None = None
         self._heart: asyncio.Task[None] | None = None
 
@@ -186,7 +192,10 @@ class NatsForkSubagent:
         """
         reply = reply or snapshot.reply
         uses = reply.tool_uses if reply else ()
-        calls = [use for use in uses if use.name == AGENT_TOOL and not use.input.get("subagent_type")]
+        names = params.tool_names if params else {}
+        calls = [
+            use for use in uses if names.get(use.name, use.name) == AGENT_TOOL and not use.input.get("subagent_type")
+        ]
         if not calls:
             raise ForkRefused(f"The reply has no {AGENT_TOOL} call without subagent_type: there is nothing to fork.")
         template = params or ForkParams(cache_safe=snapshot, prompt_messages="")
@@ -209,6 +218,7 @@ class NatsForkSubagent:
                 return exc  # raised inside, the group would cancel the others halfway
 
         if each:
+            each = await self._with_workspaces(each)
             await self._shipping.request(each[0], group=group)  # so that all find the snapshot shipped
         async with asyncio.TaskGroup() as tasks:
             publishing = [tasks.create_task(publish(one)) for one in each]
@@ -224,6 +234,23 @@ class NatsForkSubagent:
         )
         return handles
 
+    async def shipped(self, params: ForkParams) -> ForkParams:
+        """Return the same fork with its workspace captured and uploaded, for several forks of one state.
+
+        Raises:
+            ForkRefused: The workspace cannot be captured.
+            BusError: An upload failed.
+        """
+        return replace(params, workspace=await self._shipping.workspaces.ship(params.workspace))
+
+    async def _with_workspaces(self, each: Sequence[ForkParams]) -> list[ForkParams]:
+        """Capture every workspace once, so that all children of a fan-out begin with the same files."""
+        captured: dict[int, ForkParams] = {}
+        for one in each:
+            if id(one.workspace) not in captured:
+                captured[id(one.workspace)] = await self.shipped(one)
+        return [replace(one, workspace=captured[id(one.workspace)].workspace) for one in each]
+
     async def _publish(self, params: ForkParams, *, run_id: str | None = None, group: str | None) -> ForkHandle:
         if self._tasks is None:
             raise ForkRefused("Forks need an owner: use `async with connect(…) as forks`.")
@@ -233,12 +260,19 @@ class NatsForkSubagent:
             skip_transcript=params.skip_transcript,
             observer=params.on_message,
         )
-        run = self._remote(record)
+        run = self._remote(record, params.on_permission)
         request = await self._shipping.request(params, group=group)
+        if request.parent_tools is not None and request.parent_tools.files:
+            folders = [Path(folder) for folder in memory_folders(request.filters)]
+            run.audit = await begin_audit(record.run_id, params.tool_filter, folders)
+        own = _Own(run=run, group=group)
+        if request.parent_tools is not None:
+            context = params.parent_ctx.for_child(params.overrides.agent_id, params.query_source)
+            self._serve(own, request, params.tool_dispatcher, context, files=request.parent_tools.files)
         await self._window.acquire()
         try:
             await run.listen(deltas=params.on_message is not None)
-            seq = await run.log.request(request)
+            seq = await put_request(run, request, self._start)
         except BaseException:
             self._window.release()
             await run.close()
@@ -251,26 +285,80 @@ class NatsForkSubagent:
                 cache_key_hash=params.cache_safe.cache_key_hash,
             )
         )
-        own = self._keep(run, group=group)
+        self._runs.add(own)
         self._beside(own, self._follow(own, after=seq, known=True))
         self._beside(own, self._until_claimed(run, params))
         if params.external_abort is not None:
-            self._beside(own, _abort_with(params.external_abort, run))
-        return ForkHandle(record, _Control(self, own))
+            self._beside(own, abort_with(params.external_abort, run))
+        return self._groups.add(group, ForkHandle(record, _Control(self, own)))
 
-    async def attach(self, run_id: str) -> ForkHandle:
-        """Take hold of a run by its id, from any process; dropping this handle does not abort it.
+    async def wake(
+        self, run_id: str, follow_up: str, *, new_run_id: str | None = None, group: str | None = None, **changes: Any
+    ) -> ForkHandle:
+        """Continue a run that has ended, whoever started it: the same child goes on in a new run.
+
+        Its first call reads from the cache what the run's last one left there. Label, filters, limits and group are
+        the run's own, unless they are given.
+
+        Args:
+            run_id: The run that ended.
+            follow_up: What the child is told now.
+            new_run_id: The new run's id; None makes one up.
+            group: The new run's group; None is that of the run.
+            changes: Fields of `ForkParams` that shall be other than they were, such as ``max_turns=20``.
 
         Raises:
-            ForkRefused: There is no such run.
+            CannotWake: There is no such run, it still goes on, or nothing is left of it to go on from.
+            ForkRefused: As `fork` does; nothing was sent.
+            BusError: As `fork` does.
+        """
+        woken = await awaken(self._bus, self._blobs, run_id, follow_up, pool=self._settings.pool, changes=changes)
+        return await self.fork(woken.params, run_id=new_run_id, group=woken.group if group is None else group)
+
+    async def children(self, *, group: str | None = None) -> list[RunRow]:
+        """Return all runs of this parent, newest first, also those of earlier connections under the same `parent_id`.
+
+        Args:
+            group: Only those of this group.
+
+        Raises:
+            BusError: NATS was not reached.
+        """
+        return await list_runs(self._bus, self._settings.pool, parent=self._parent_id, group=group)
+
+    def group(self, name: str) -> list[ForkHandle]:
+        """Return the handles of a group's forks that were started here and are still held, oldest first."""
+        return self._groups.of(name)
+
+    async def attach(
+        self,
+        run_id: str,
+        *,
+        on_permission: OnPermission | None = None,
+        tool_dispatcher: ToolDispatcher | None = None,
+    ) -> ForkHandle:
+        """Take hold of a run by its id, from any process; dropping this handle does not abort it.
+
+        Args:
+            run_id: Which.
+            on_permission: Answers what the run asks for and has no answer to yet, as `ForkParams.on_permission` does.
+            tool_dispatcher: Runs the tools that the run's request offered, in the place of the process that started
+                it. Each call is run by one of all who follow the run.
+
+        Raises:
+            ForkRefused: There is no such run, or nothing that it could be asked to run.
             BusError: NATS was not reached.
         """
         record = ForkRecord(run_id=check_run_id(run_id), label="", skip_transcript=False)
-        run = self._remote(record)
+        run = self._remote(record, on_permission)
         if await run.log.tip() is None:
             raise ForkRefused(f"There is no run {run_id!r} in pool {self._settings.pool!r}; it may have expired.")
+        own = _Own(run=run, detached=True)
+        if tool_dispatcher is not None:
+            # A memory folder of the same name may be another one here.
+            self._serve(own, await self._offering(run), tool_dispatcher, ParentContext(), files=False)
         await run.listen()
-        own = self._keep(run, detached=True)
+        self._runs.add(own)
         self._beside(own, self._follow(own, after=0, known=False))
         handle = ForkHandle(record, _Control(self, own))
         handle.detach()
@@ -295,7 +383,32 @@ class NatsForkSubagent:
         """
         return self._foreground.background(run_id)
 
-    def _remote(self, record: ForkRecord) -> RemoteRun:
+    async def _offering(self, run: RemoteRun) -> Requested:
+        """Return the request of a run whose parent runs tools."""
+        requests = [entry.message for entry in await run.log.entries() if isinstance(entry.message, Requested)]
+        if not requests or requests[0].parent_tools is None:
+            raise ForkRefused(
+                f"Run {run.record.run_id!r} was started without tools of its parent's, so nobody is asked to run any; "
+                "give the fork a tool_dispatcher."
+            )
+        return requests[0]
+
+    def _serve(
+        self, own: _Own, request: Requested, dispatcher: ToolDispatcher, context: ParentContext, *, files: bool
+    ) -> None:
+        own.run.servant = ToolServant(
+            run_id=own.run.record.run_id,
+            request=request,
+            dispatcher=dispatcher,
+            context=context,
+            files=files,
+            bus=self._bus,
+            blobs=self._blobs,
+            pool=self._settings.pool,
+            beside=partial(self._beside, own),
+        )
+
+    def _remote(self, record: ForkRecord, on_permission: OnPermission | None) -> RemoteRun:
         return RemoteRun(
             self._bus,
             self._blobs,
@@ -303,14 +416,23 @@ class NatsForkSubagent:
             pool=self._settings.pool,
             parent_id=self._parent_id,
             on_asked=self._answer,
+            permitting=Permitting(
+                self._bus,
+                pool=self._settings.pool,
+                by=self._parent_id,
+                callback=on_permission,
+                start=self._start,
+            ),
         )
 
-    def _keep(self, run: RemoteRun, *, group: str | None = None, detached: bool = False) -> _Own:
-        own = _Own(run=run, group=group, detached=detached)
-        self._runs.add(own)
-        return own
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run something that never raises; not any more once the connection is closed."""
+        if self._tasks is None:
+            work.close()
+            return None
+        return self._tasks.create_task(work)
 
-    def _beside(self, own: _Own, work: Coroutine[Any, Any, None]) -> asyncio.Task[BusError | None]:
+    def _beside(self, own: _Own, work: Coroutine[Any, Any, None]) -> asyncio.Task[Problem | None]:
         """Run something for a run; what it meets does not reach the others, and is the task's result."""
         if self._tasks is None:
             work.close()
@@ -321,10 +443,10 @@ class NatsForkSubagent:
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
         return task
 
-    async def _guarded(self, own: _Own, work: Coroutine[Any, Any, None]) -> BusError | None:
+    async def _guarded(self, own: _Own, work: Coroutine[Any, Any, None]) -> Problem | None:
         try:
             await work
-        except BusError as exc:
+        except (BusError, ForkRefused) as exc:
             log.warning("run %s: %s", own.run.record.run_id, exc)
             return exc
         return None
@@ -344,25 +466,33 @@ class NatsForkSubagent:
                     async with asyncio.timeout(self._settings.queue_limit_s):
                         await run.claimed.wait()
                 except TimeoutError:
-                    if not await self._is_served(params.cache_safe.workspace_id):
+                    if not await self._is_served(params):
                         await self._give_up(run, params)
                         return
         finally:
             self._window.release()
 
-    async def _is_served(self, workspace_id: str | None) -> bool:
-        """Whether a daemon is there that could take a run of this workspace; while NATS is away, nobody knows."""
+    async def _is_served(self, params: ForkParams) -> bool:
+        """Whether a daemon is there that could take a run; while NATS is away, nobody knows."""
+        workspace_id, workspace = params.cache_safe.workspace_id, params.workspace
         try:
             daemons = await self._board.daemons(self._settings.pool)
         except BusError:
             return True
-        return any(not workspace_id or daemon.workspace_id in (None, workspace_id) for daemon in daemons)
+        able = [daemon for daemon in daemons if not workspace_id or daemon.workspace_id in (None, workspace_id)]
+        if isinstance(workspace, PathWorkspace) or (
+            isinstance(workspace, ShippedWorkspace) and isinstance(workspace.spec, PathSpec)
+        ):
+            # One with a free slot would have taken it, if it had the folder.
+            able = [daemon for daemon in able if daemon.running >= daemon.slots > 0]
+        return bool(able)
 
     async def _give_up(self, run: RemoteRun, params: ForkParams) -> None:
         error = (
             f"No daemon took the run within {self._settings.queue_limit_s:g} s: none that could is there in pool "
             f"{self._settings.pool!r}, and about {await run.waiting()} requests are waiting. "
-            "Start one with `nexofork daemon` and a key of the parent's workspace."
+            "Start one with `nexofork daemon` and a key of the parent's workspace"
+            f"{', where the folder of its workspace is' if params.workspace else ''}."
         )
         await run.abort(error)
         if run.claimed.is_set():
@@ -380,6 +510,8 @@ class NatsForkSubagent:
 
     async def _answer(self, run: RemoteRun, asked: Asked) -> None:
         """Give a daemon the content it could not get; not having it is left to the daemon's deadline."""
+        if asked.what != "blob":
+            return
         try:
             payload = await self._shipping.again(asked.payload)
             if payload is None:
@@ -411,11 +543,19 @@ class _Control:
 
     def abort(self, note: str) -> Awaitable[None]:
         """Put an abort on the run's log; awaited, it is there."""
-        return _UnderWay(self._owner._beside(self._own, self._own.run.abort(note)))
+        return UnderWay(self._owner._beside(self._own, self._own.run.abort(note)))
 
     def message(self, text: str) -> Awaitable[None]:
         """Put a message into the run's inbox; awaited, it is there."""
-        return _UnderWay(self._owner._beside(self._own, self._own.run.message(text)))
+        return UnderWay(self._owner._beside(self._own, self._own.run.message(text)))
+
+    async def answer(self, ask_id: str, answer: PermissionAnswer) -> None:
+        """Put an answer into the run's inbox."""
+        await self._own.run.answer(ask_id, answer)
+
+    async def fetch(self, result: ForkResult, root: str | os.PathLike[str] | None) -> Fetched:
+        """Take the work of a finished run into a repository."""
+        return await fetch_work(result, self._owner._blobs, root=root)
 
     def background(self) -> int:
         """Let go of the wait."""
@@ -429,26 +569,3 @@ class _Control:
         """Abort, so that nobody pays for a result nobody wants."""
         if self._owner._tasks is not None:
             self._owner._beside(self._own, self._own.run.abort("its handle was dropped unused"))
-
-
-class _UnderWay:
-    """Something that was begun; awaiting it raises what it met, and not awaiting it does no harm."""
-
-    def __init__(self, task: asyncio.Task[BusError | None]) -> None:
-        self._task = task
-
-    def __await__(self) -> Generator[Any, None, None]:
-        problem = yield from asyncio.shield(self._task)
-        if problem is not None:
-            raise problem
-
-
-async def _abort_with(token: AbortToken, run: RemoteRun) -> None:
-    """Abort a run with the caller's token, as long as the run goes on."""
-    async with asyncio.TaskGroup() as racers:
-        thrown = racers.create_task(token.wait())
-        over = racers.create_task(run.over())
-        over.add_done_callback(lambda _: thrown.cancel())
-        thrown.add_done_callback(lambda _: over.cancel())
-    if not thrown.cancelled():
-        await run.abort(thrown.result().note)

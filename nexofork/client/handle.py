@@ -10,18 +10,24 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from nexofork.engine.events import ForkEnded, ForkStarted, TextStreamed
+from nexofork.engine.events import ForkAsked, ForkEnded, ForkPermitted, ForkStarted, TextStreamed
+from nexofork.engine.permissions import PermissionAnswer, parse_rule
 from nexofork.engine.result import ForkResult, ForkStatus
-from nexofork.errors import ForkRefused
+from nexofork.errors import ForkIsOver, ForkRefused
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from nexofork.engine.events import ForkEvent
+    from nexofork.engine.workspace.fetching import Fetched
 
 __all__ = ["ForkControl", "ForkHandle", "ForkRecord"]
 
 log = logging.getLogger(__name__)
+
+_LIFE_CYCLE = (ForkStarted, ForkAsked, ForkPermitted, ForkEnded)
+"""What is kept of a run without transcript: how it goes, and what somebody has to answer."""
 
 
 class ForkRecord:
@@ -42,11 +48,12 @@ class ForkRecord:
         self._skip_transcript = skip_transcript
         self._observer = observer
         self._more = asyncio.Event()
+        self._at_end: list[Callable[[ForkResult], None]] = []
 
     def add(self, event: ForkEvent) -> None:
         """Keep an event and show it; text deltas are for those who watch, and are not kept."""
         kept = not isinstance(event, TextStreamed)
-        if self._skip_transcript and not isinstance(event, (ForkStarted, ForkEnded)):
+        if self._skip_transcript and not isinstance(event, _LIFE_CYCLE):
             kept = False
         if kept:
             self.events.append(event)
@@ -54,7 +61,24 @@ class ForkRecord:
             self.result = event.result
         if kept:
             self._wake()
+        if isinstance(event, ForkEnded):
+            for callback in self._at_end:
+                callback(event.result)
+            self._at_end.clear()
         self._show(event)
+
+    def when_over(self, callback: Callable[[ForkResult], None]) -> Callable[[], None]:
+        """Call back once with the result, at once where there is one; returns what takes that back."""
+        if self.result is not None:
+            callback(self.result)
+        else:
+            self._at_end.append(callback)
+
+        def forget() -> None:
+            if callback in self._at_end:
+                self._at_end.remove(callback)
+
+        return forget
 
     async def until(self, seen: int) -> None:
         """Return once there are more than `seen` events or the run is over."""
@@ -85,11 +109,17 @@ class ForkControl(Protocol):
     def message(self, text: str) -> Awaitable[None]:
         """Say something to the child; it reads it between two turns."""
 
+    async def answer(self, ask_id: str, answer: PermissionAnswer) -> None:
+        """Answer what the run asked permission for; raises `ForkRefused` where that is not open."""
+
     def background(self) -> int:
         """Let go of a synchronous wait for it."""
 
     def detached(self) -> None:
         """Nobody waits for it any more, and nobody's leaving ends it."""
+
+    async def fetch(self, result: ForkResult, root: str | os.PathLike[str] | None) -> Fetched:
+        """Take the work of a finished run into a repository."""
 
     def dropped(self) -> None:
         """The handle is gone and nobody asked for the result; called in the loop's own thread."""
@@ -154,14 +184,45 @@ class ForkHandle:
 
         A child that has stopped but not yet ended goes on with it. Await to know that the message is on its way.
 
+        What the child never read is in the result's `undelivered`.
+
         Raises:
-            ForkRefused: The text is empty, or the fork is over.
+            ForkIsOver: The fork is over; where that is found out only on the way, awaiting raises it.
+            ForkRefused: The text is empty.
         """
         if not text.strip():
             raise ForkRefused("The message is empty; say something.")
         if self._record.result is not None:
-            raise ForkRefused(f"The fork is over ({self.status}); start a new one to go on.")
+            raise ForkIsOver(self.run_id, status=self.status)
         return self._control.message(text)
+
+    async def answer(self, ask_id: str, allow: bool, *, note: str = "", remember: bool = False, rule: str = "") -> None:
+        """Answer what the fork asked permission for; a `ForkAsked` event names it. The first answer stands.
+
+        Args:
+            ask_id: Which question.
+            allow: Whether the call may run.
+            note: Shown to the model where it is denied.
+            remember: Let the same go for the like of it until the run is over.
+            rule: What to remember, if not what the question suggests.
+
+        Raises:
+            ForkRefused: The fork is over, the rule is none, or the question is not open: never asked, or decided.
+            BusError: NATS was not reached.
+        """
+        if self._record.result is not None:
+            raise ForkRefused(f"The fork is over ({self.status}); it asks for nothing any more.")
+        if rule:
+            parse_rule(rule)
+        answer = PermissionAnswer(allow=allow, note=note, remember=remember or bool(rule), rule=rule)
+        await self._control.answer(ask_id, answer)
+
+    def when_over(self, callback: Callable[[ForkResult], None]) -> Callable[[], None]:
+        """Call back once with the result, at once where there is one; returns what takes that back.
+
+        Unlike `result`, this does not count as wanting it: dropping the handle still aborts the fork.
+        """
+        return self._record.when_over(callback)
 
     def background(self) -> bool:
         """Let go of a synchronous wait for this fork; it goes on and nothing is lost.
@@ -170,6 +231,21 @@ class ForkHandle:
             Whether somebody was waiting.
         """
         return bool(self._control.background())
+
+    async def fetch(self, root: str | os.PathLike[str] | None = None) -> Fetched:
+        """Wait for the end, and take the child's commits into ``refs/forks/<run_id>`` of a repository.
+
+        Nothing is merged; the answer says whether it would merge cleanly. Doing it twice is harmless.
+
+        Args:
+            root: The repository; the one that was forked from unless said.
+
+        Raises:
+            MissingBase: The repository lacks the commit the fork began with.
+            ForkRefused: There is nothing to fetch, or what came back is not what it should be.
+            BusError: It could not be fetched.
+        """
+        return await self._control.fetch(await self.result(), root)
 
     def detach(self) -> None:
         """Let the fork go on without anybody waiting for it."""

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
+from nexofork.client.completion import HandleGroups
 from nexofork.client.handle import ForkHandle, ForkRecord
 from nexofork.client.waiting import Foreground
 from nexofork.engine.abort import AbortReason, AbortToken
 from nexofork.engine.budget import LocalTill, RunPurse, cost_of
+from nexofork.engine.continuing import check_changes, check_end, continued
+from nexofork.engine.journal import MemoryJournal
 from nexofork.engine.ledger import CallOwner, MemoryLedger
 from nexofork.engine.mailbox import LocalMailbox
 from nexofork.engine.params import DelegateMode, prepare, refuse_groupless
+from nexofork.engine.permissions import Gate, LocalDesk
+from nexofork.engine.result import ForkStatus
 from nexofork.engine.run import ForkRun
 from nexofork.engine.warmth import Warmth
-from nexofork.errors import ForkRefused
+from nexofork.errors import CannotWake, ForkRefused
+from nexofork.telemetry import metrics
 from nexofork.wire.budget import Account
 from nexofork.wire.messages import BudgetLimit, new_run_id
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Awaitable, Iterable, Sequence
     from types import TracebackType
 
     from nexofork.core.prompt import ChildPrompt, ForkBase
     from nexofork.engine.budget import Purse
     from nexofork.engine.params import ForkParams
+    from nexofork.engine.permissions import PermissionAnswer
+    from nexofork.engine.result import ForkResult
+    from nexofork.engine.workspace.fetching import Fetched
 
 __all__ = ["DefaultForkSubagent"]
 
@@ -49,6 +61,9 @@ class DefaultForkSubagent:
         self._tills: dict[str, LocalTill] = {}
         """By group: the budget its forks share; the first to name one sets it."""
         self._running: set[AbortToken] = set()
+        self._groups = HandleGroups()
+        self._past: WeakKeyDictionary[ForkHandle, _Past] = WeakKeyDictionary()
+        """What is known of forks that may be woken, for as long as somebody holds their handles."""
         self.ledger = MemoryLedger()
         """Every model call its forks made; `nexofork.economics.ledger` sums it."""
 
@@ -89,6 +104,43 @@ class DefaultForkSubagent:
         """
         return await self._start_all(params.each(directives), group)
 
+    async def wake(self, handle: ForkHandle, follow_up: str, *, group: str | None = None, **changes: Any) -> ForkHandle:
+        """Continue a fork of this factory's that has ended: the same child goes on.
+
+        Args:
+            handle: The fork that ended.
+            follow_up: What the child is told now.
+            group: The new fork's group; None is that of the fork.
+            changes: Fields of `ForkParams` that shall be other than they were.
+
+        Raises:
+            CannotWake: It still runs, kept no transcript, is none of this factory's, or left nothing to go on from.
+            ForkRefused: As `fork` does.
+        """
+        run_id, past = handle.run_id, self._past.get(handle)
+        check_changes(run_id, changes)
+        if past is None:
+            raise CannotWake(run_id, "it is none of this factory's forks", fix="Wake it where it was started.")
+        if handle.status is ForkStatus.RUNNING:
+            raise CannotWake(run_id, "it is not over", fix="Say it with `message`: the child reads it between turns.")
+        result = await handle.result()
+        if past.journal is None:
+            raise CannotWake(run_id, "it kept no transcript (skip_transcript)", fix="Fork a new child.")
+        check_end(run_id, status=result.status, end=result.end)
+        params = continued(
+            past.params,
+            past.journal.turns,
+            run_id=run_id,
+            follow_up=follow_up,
+            sent_at=past.journal.last_sent_at,
+            decision=result.decision,
+        )
+        return await self.fork(replace(params, **changes), group=past.group if group is None else group)
+
+    def group(self, name: str) -> list[ForkHandle]:
+        """Return the handles of a group's forks that are still held, oldest first."""
+        return self._groups.of(name)
+
     def background(self, run_id: str | None = None) -> int:
         """Move one synchronous wait, or all, to the background; the forks go on and nothing is lost.
 
@@ -102,6 +154,8 @@ class DefaultForkSubagent:
             raise ForkRefused("Forks need an owner: use `async with DefaultForkSubagent() as forks`.")
         for one in each:
             refuse_groupless(one, group)
+            if one.workspace is not None:
+                raise ForkRefused("A fork in this process works where the process does; workspaces need a fleet.")
         prepared = [(one, *prepare(one)) for one in each]
         handles = [self._start(self._tasks, *one, group=group) for one in prepared]
         waited_for = [handle for one, handle in zip(each, handles, strict=True) if one.mode is DelegateMode.SYNC]
@@ -119,6 +173,8 @@ class DefaultForkSubagent:
             observer=params.on_message,
         )
         mailbox = LocalMailbox()
+        desk = LocalDesk(emit=record.add, callback=params.on_permission)
+        journal = None if params.skip_transcript else MemoryJournal()
         run = ForkRun(
             params,
             run_id=record.run_id,
@@ -128,12 +184,16 @@ class DefaultForkSubagent:
             warmth=self._warmth,
             emit=record.add,
             mailbox=mailbox,
+            gate=Gate(params.permissions, tools=params.tool_dispatcher, asker=desk),
+            journal=journal,
             purse=self._purse(params, record.run_id, group),
             ledger=self.ledger.of_run(CallOwner(run_id=record.run_id, label=record.label, group=group)),
         )
         self._running.add(token)
         tasks.create_task(self._run(run, token), name=f"fork-{record.run_id}")
-        return ForkHandle(record, _Control(self, record.run_id, token, mailbox))
+        handle = ForkHandle(record, _Control(self, record.run_id, token, mailbox, desk))
+        self._past[handle] = _Past(params=params, group=group, journal=journal)
+        return self._groups.add(group, handle)
 
     def _purse(self, params: ForkParams, run_id: str, group: str | None) -> Purse | None:
         if params.budget is None and params.group_budget is None:
@@ -147,19 +207,35 @@ class DefaultForkSubagent:
 
     async def _run(self, run: ForkRun, token: AbortToken) -> None:
         try:
-            await run.run()
+            metrics.run_ended((await run.run()).status.value)
         finally:
             self._running.discard(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """What a fork was and did."""
+
+    params: ForkParams
+    group: str | None
+    journal: MemoryJournal | None
 
 
 class _Control:
     """What a handle can do about a fork in this process."""
 
-    def __init__(self, owner: DefaultForkSubagent, run_id: str, token: AbortToken, mailbox: LocalMailbox) -> None:
+    def __init__(
+        self, owner: DefaultForkSubagent, run_id: str, token: AbortToken, mailbox: LocalMailbox, desk: LocalDesk
+    ) -> None:
         self._owner = owner
         self._run_id = run_id
         self._token = token
         self._mailbox = mailbox
+        self._desk = desk
+
+    async def fetch(self, result: ForkResult, root: str | os.PathLike[str] | None) -> Fetched:
+        """Refuse: what a fork in this process changes is here already."""
+        raise ForkRefused(f"Fork {result.run_id} ran in this process and had no workspace; there is nothing to fetch.")
 
     def abort(self, note: str) -> Awaitable[None]:
         """Throw the fork's own token; that is all there is to wait for."""
@@ -170,6 +246,10 @@ class _Control:
         """Leave it where the run looks between its turns."""
         self._mailbox.post(text)
         return _done()
+
+    async def answer(self, ask_id: str, answer: PermissionAnswer) -> None:
+        """Give it to the desk where the run waits for it."""
+        self._desk.give(ask_id, answer)
 
     def background(self) -> int:
         """Let go of the wait."""

@@ -10,38 +10,49 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from nexofork.bus.jetstream import EXPECTED_LAST, store
+from nexofork.bus.jetstream import EXPECTED_LAST
 from nexofork.bus.pickup import queue_depth
 from nexofork.bus.run_log import RunLog
+from nexofork.client.letters import post_letter, written
+from nexofork.client.permitting import Permitting, check_open, put_answer
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
 from nexofork.engine.cache_check import CacheCheck
 from nexofork.engine.events import (
     CacheBreakDetected,
+    ConversationCompacted,
     FanOutDecided,
     ForkAsked,
     ForkClaimed,
     ForkEnded,
+    ForkPermitted,
+    MessagesDelivered,
+    MessagesUndelivered,
     TextStreamed,
     ToolFinished,
     ToolStarted,
     TurnFinished,
 )
 from nexofork.engine.result import ForkResult, ForkStatus
-from nexofork.errors import BadMessage, BadReply, BusError
+from nexofork.errors import BadMessage, BadReply, BusError, ForkIsOver, ForkRefused
 from nexofork.wire import messages as wire
-from nexofork.wire.subjects import delta, inbox, live_reports, reports
+from nexofork.wire.subjects import delta, live_reports, reports
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.connection import Bus, Msg, Subscription
     from nexofork.client.handle import ForkRecord
+    from nexofork.client.serving import ToolServant
+    from nexofork.engine.filters.audit import Audit
+    from nexofork.engine.permissions import PermissionAnswer
 
 __all__ = ["RemoteRun"]
 
@@ -63,19 +74,28 @@ class RemoteRun:
         pool: str,
         parent_id: str,
         on_asked: Callable[[RemoteRun, wire.Asked], Awaitable[None]],
+        permitting: Permitting | None = None,
     ) -> None:
         self.log = RunLog(bus, record.run_id, pool=pool)
         self.record = record
         self.claimed = asyncio.Event()
         """Set once a daemon took the run, or it ended without one."""
+        self.servant: ToolServant | None = None
+        """Runs the tool calls that its daemon asks for; None leaves them to somebody else."""
+        self.audit: Audit | None = None
+        """Looks at what changed here, where the run's filter limits that."""
         self._bus = bus
         self._blobs = blobs
         self._pool = pool
         self._parent_id = parent_id
         self._on_asked = on_asked
+        self._permitting = permitting or Permitting(bus, pool=pool, by=parent_id)
         self._news = asyncio.Event()
-        self._arrived: list[tuple[int, int, bytes]] = []
+        self._arrived: list[tuple[int, int, Msg]] = []
+        """Sequence, the one it was appended behind, and the message."""
         self._names: dict[str, str] = {}
+        self._posted: dict[str, str] = {}
+        """By id: what was said to the child from here and it has not read yet."""
         self._decision: dict[str, Any] | None = None
         self._seen = 0
         self._stale = False
@@ -106,13 +126,17 @@ class RemoteRun:
             while self.record.result is None:
                 if missed or self._stale:
                     missed = not await self._catch_up()
-                arrived, self._arrived = sorted(self._arrived), []
-                for seq, behind, data in arrived:
-                    await self._apply_live(seq, behind, data)
+                arrived, self._arrived = sorted(self._arrived, key=itemgetter(0)), []
+                for seq, behind, live in arrived:
+                    await self._apply_live(seq, behind, live)
+                if not missed:
+                    # Only now: further down the log a question may stand answered.
+                    self._permitting.begin()
                 if not self._arrived and not self._stale:
                     await self._wait(missed)
         finally:
             remove()
+            self._permitting.close()
             await self.close()
 
     async def over(self) -> None:
@@ -134,6 +158,8 @@ class RemoteRun:
         """
         if self.record.result is None:
             await self.log.abort(wire.AbortEvent(at=time.time(), note=note, by=self._parent_id))
+            if self.servant is not None:
+                self.servant.stop()
             if not self.claimed.is_set():
                 self._reread()  # no daemon may be there to report what the log says already
 
@@ -141,10 +167,32 @@ class RemoteRun:
         """Put a message to the child into its inbox.
 
         Raises:
+            ForkIsOver: The run ended without reading it.
             BusError: NATS was not reached.
         """
-        letter = wire.Answer(kind="message", at=time.time(), text=text)
-        await store(self._bus, inbox(self.record.run_id, letter.id, self._pool), wire.encode(letter))
+        letter = written(text)
+        self._posted[letter.id] = text  # at once: the end may come while it is on its way
+        try:
+            await post_letter(self._bus, self.record.run_id, letter, pool=self._pool)
+        except (BusError, ForkRefused) as exc:
+            if not (isinstance(exc, ForkIsOver) and exc.stored):
+                self._posted.pop(letter.id, None)
+            raise
+
+    async def answer(self, ask_id: str, answer: PermissionAnswer) -> None:
+        """Put an answer into the run's inbox; the first one stands.
+
+        Raises:
+            ForkRefused: The question was never asked, or is decided.
+            BusError: NATS was not reached.
+        """
+        run_id = self.record.run_id
+        asked = check_open(run_id, ask_id, await self.log.entries())
+        if asked.what != "permission":
+            raise ForkRefused(
+                f"Ask {ask_id} of run {run_id} is not about a permission; its parent's client answers it."
+            )
+        await put_answer(self._bus, run_id, ask_id, answer, pool=self._pool, by=self._parent_id)
 
     async def waiting(self) -> int:
         """Return about how many requests wait for a daemon."""
@@ -177,7 +225,7 @@ class RemoteRun:
             behind = int(headers.get(EXPECTED_LAST, seq))
         except ValueError:
             return
-        self._arrived.append((seq, behind, message.data))
+        self._arrived.append((seq, behind, message))
         self._news.set()
 
     def _text(self, message: Msg) -> None:
@@ -195,13 +243,14 @@ class RemoteRun:
         except BusError as exc:
             log.info("run %s: its log could not be read yet: %s", self.record.run_id, exc)
             return False
+        settled = _settled(entry.message for entry in entries)
         for entry in entries:
             if entry.seq > self._seen:
                 self._seen = entry.seq
-                await self._apply(entry.message)
+                await self._apply(entry.message, entry.raw.headers, settled=settled)
         return True
 
-    async def _apply_live(self, seq: int, behind: int, data: bytes) -> None:
+    async def _apply_live(self, seq: int, behind: int, live: Msg) -> None:
         """Apply a report that came live, unless something before it was missed.
 
         The feed may be back before we learn that it was away; the sequence the report was appended behind tells.
@@ -212,28 +261,32 @@ class RemoteRun:
             self._stale = not await self._catch_up()
             return
         try:
-            message = wire.decode_report(data)
+            message = wire.decode_report(live.data)
         except BadMessage as exc:
             log.warning("run %s: entry %d was ignored: %s", self.record.run_id, seq, exc)
             return
         self._seen = seq
-        await self._apply(message)
+        await self._apply(message, live.headers)
 
-    async def _apply(self, message: object) -> None:
+    async def _apply(
+        self, message: object, headers: Mapping[str, str], *, settled: Collection[tuple[int, str] | None] = ()
+    ) -> None:
+        """Apply an entry.
+
+        Args:
+            message: What it says.
+            headers: What it came with: the trace it is part of.
+            settled: The calls that are known to have an answer, by turn and id, and None once the run is over: a
+                question whose answer nobody waits for is not run.
+        """
         if self.record.result is not None:
             return
         run_id = self.record.run_id
         match message:
             case wire.Claimed():
                 self.claimed.set()
-                self.record.add(
-                    ForkClaimed(
-                        run_id=run_id,
-                        epoch=message.epoch,
-                        daemon=message.daemon.name,
-                        host=message.daemon.host,
-                    )
-                )
+                by = message.daemon
+                self.record.add(ForkClaimed(run_id=run_id, epoch=message.epoch, daemon=by.name, host=by.host))
                 self._decided(message)
             case wire.CallStarted():
                 self._decided(message)
@@ -249,16 +302,72 @@ class RemoteRun:
                 self.record.add(
                     ToolFinished(run_id=run_id, call_id=message.call_id, name=name, is_error=message.is_error)
                 )
+                if self.servant is not None:
+                    self.servant.settled(message.turn, message.call_id)
+            case wire.Delivered():
+                for letter_id in message.ids:
+                    self._posted.pop(letter_id, None)
+                self.record.add(MessagesDelivered(run_id=run_id, turn=message.turn, ids=tuple(message.ids)))
+            case wire.Compacted():
+                turns, left_out = message.turn, message.left_out
+                self.record.add(ConversationCompacted(run_id=run_id, turns=turns, left_out=left_out))
             case wire.Asked():
-                self.record.add(ForkAsked(run_id=run_id, ask_id=message.ask_id, what=message.what))
-                await self._on_asked(self, message)
+                await self._asked(message, headers, settled)
+            case wire.Permitted():
+                self._permitting.decided(message.ask_id)
+                self.record.add(_permitted(run_id, message))
             case wire.AbortEvent() if not self.claimed.is_set():
                 # Nobody can claim a run behind its abort, so it is over before anybody says so.
                 self.claimed.set()
-                self.record.add(ForkEnded(result=await self._never_started(message)))
+                self._end(await self._never_started(message))
             case wire.Final():
                 self.claimed.set()
-                self.record.add(ForkEnded(result=await self._result(message)))
+                if self.servant is not None:
+                    self.servant.stop()
+                result = await self._result(message)
+                self._end(await self.audit.added(result) if self.audit else result)
+
+    async def _asked(
+        self, asked: wire.Asked, headers: Mapping[str, str], settled: Collection[tuple[int, str] | None]
+    ) -> None:
+        question = await self._question(asked)
+        self.record.add(question)
+        if asked.what == "permission":
+            self._permitting.asked(question)
+        elif asked.what == "blob":
+            await self._on_asked(self, asked)
+        elif self.servant is not None and None not in settled and (asked.turn, asked.call_id) not in settled:
+            self.servant.asked(asked, headers)
+
+    async def _question(self, asked: wire.Asked) -> ForkAsked:
+        arguments = None
+        if asked.what != "blob":
+            try:
+                arguments = json.loads(await self._blobs.resolve(asked.payload))
+            except (BusError, ValueError, RecursionError) as exc:
+                log.warning("run %s: what %s is about is not to be had: %s", self.record.run_id, asked.ask_id, exc)
+        return ForkAsked(
+            run_id=self.record.run_id,
+            ask_id=asked.ask_id,
+            what=asked.what,
+            turn=asked.turn,
+            call_id=asked.call_id,
+            name=asked.name,
+            arguments=arguments if isinstance(arguments, dict) else None,
+            deadline_s=asked.deadline_s,
+            rules=tuple(asked.rules),
+        )
+
+    def _end(self, result: ForkResult) -> None:
+        """Show the end, with what was said from here and came too late for the daemon's last look."""
+        # Those the daemon found are in its report, by their words; what is said twice and once too late counts once.
+        known = Counter(result.undelivered)
+        late = Counter(self._posted.values()) - known
+        if late:
+            result = replace(result, undelivered=(*result.undelivered, *late.elements()))
+        if result.undelivered:
+            self.record.add(MessagesUndelivered(run_id=self.record.run_id, texts=result.undelivered))
+        self.record.add(ForkEnded(result=result))
 
     async def _turn(self, turn: wire.Turn) -> TurnFinished:
         text, names = "", tuple[str, ...]()
@@ -318,6 +427,31 @@ class RemoteRun:
                 end="result_lost",
                 error=f"The run ended as {final.status}, but its result is not to be had: {exc}",
             )
+
+
+def _permitted(run_id: str, permitted: wire.Permitted) -> ForkPermitted:
+    return ForkPermitted(
+        run_id=run_id,
+        ask_id=permitted.ask_id,
+        call_id=permitted.call_id,
+        name=permitted.name,
+        allowed=permitted.allowed,
+        how=permitted.how,
+        note=permitted.note,
+        rules=tuple(permitted.rules),
+        by=permitted.by,
+    )
+
+
+def _settled(messages: Iterable[object]) -> set[tuple[int, str] | None]:
+    """Return the calls that have an answer, and None where the run is over."""
+    found: set[tuple[int, str] | None] = set()
+    for message in messages:
+        if isinstance(message, wire.ToolFinished):
+            found.add((message.turn, message.call_id))
+        elif isinstance(message, (wire.Final, wire.AbortEvent)):
+            found.add(None)
+    return found
 
 
 def _cache_check(turn: wire.Turn) -> CacheCheck | None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from anthropic import Anthropic
 
-from nexofork import BlockingForkSubagent, DelegateMode, ForkStatus, FunctionTools, capture
-from nexofork.engine.events import ForkEnded, ForkStarted, ToolFinished
+from nexofork import BlockingForkSubagent, DelegateMode, ForkStatus, FunctionTools, Permissions, capture
+from nexofork.engine.events import ForkAsked, ForkEnded, ForkStarted, ToolFinished
 from nexofork.errors import BadDirective, ForkRefused
 from tests.support.conversation import KEY, call, request, says
 from tests.support.parents import fork, open_llm, usage_in_log
@@ -63,6 +63,32 @@ def test_a_synchronous_parent_forks_and_shares_its_cache(
     assert all(record.read >= 5_000 for record in records)
     ours = {one.message_id: one.usage for result in results for one in result.calls}
     assert ours == {record.message_id: usage_in_log(record) for record in records}
+
+
+def test_questions_are_answered_without_a_loop(
+    threaded_sim: ThreadedSimulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: BlockingForkSubagent
+) -> None:
+    """The event names the question, the handle takes the answer, and the child goes on with it."""
+    directive = says("Go.", {"tools": [call("Buy", what="milk")]}, {"text": "Done."})
+    handle = forks.fork(fork(snapshot, llm, directive, permissions=Permissions(mode="bubble"), tool_dispatcher=shop()))
+    asked = next(event for event in handle.events() if isinstance(event, ForkAsked))
+
+    with pytest.raises(ForkRefused, match="no open ask"):
+        handle.answer("other", True)
+    handle.answer(asked.ask_id, False, note="there is some")
+
+    assert (asked.name, asked.arguments) == ("Buy", {"what": "milk"})
+    assert handle.result(timeout=30).ok
+    assert b"permission was denied: there is some." in (threaded_sim.body(2) or b"")
+
+
+def shop() -> FunctionTools:
+    """A tool that changes something."""
+
+    async def buy(arguments: dict[str, Any]) -> str:
+        return f"bought {arguments['what']}"
+
+    return FunctionTools({"Buy": buy})
 
 
 def test_events_can_be_followed_without_a_loop(

@@ -1,0 +1,165 @@
+"""List the runs of a pool from the newest message of each, without reading their logs.
+
+A log of three days has thousands of runs; only those that are at work, and that are asked for, are read whole.
+Everything is read directly, so that an observer may do it too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from nexofork.bus.jetstream import call
+from nexofork.bus.reading import last_of_many, read_subject
+from nexofork.client.run_rows import RunRow, advanced, requested_row
+from nexofork.errors import BadMessage
+from nexofork.wire import messages as wire
+from nexofork.wire.streams import log_stream
+from nexofork.wire.subjects import check_run_id, events, reports, run_filter, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nexofork.bus.connection import Bus
+    from nexofork.bus.reading import Stored
+
+__all__ = ["RunRow", "find_runs", "is_asked_for", "is_run_id", "list_runs", "stored_at"]
+
+
+async def find_runs(bus: Bus, beginning: str, *, pool: str) -> list[str]:
+    """Return the ids of the runs that begin like this; the one that is called so is enough.
+
+    Raises:
+        BusError: NATS did not answer.
+    """
+    stream = log_stream(pool)
+    if beginning and await last_of_many(bus, stream, [run_filter(beginning, pool)]):
+        return [beginning]
+    return [one for one in await _ids(bus, stream, pool) if one.startswith(beginning)]
+
+
+async def list_runs(
+    bus: Bus, pool: str, *, parent: str | None = None, group: str | None = None, ids: Sequence[str] | None = None
+) -> list[RunRow]:
+    """Return the pool's runs, newest first.
+
+    Args:
+        bus: The connection.
+        pool: Whose runs.
+        parent: Only those that this parent asked for, over whichever connection.
+        group: Only those of this group.
+        ids: Only these.
+
+    Raises:
+        BusError: NATS did not answer.
+    """
+    stream = log_stream(pool)
+    ids = await _ids(bus, stream, pool) if ids is None else ids
+    asked = {run_of(one.subject): one for one in await last_of_many(bus, stream, [events(one, pool) for one in ids])}
+    said = {run_of(one.subject): one for one in await last_of_many(bus, stream, [reports(one, pool) for one in ids])}
+    rows = []
+    for run_id in ids:
+        request, at = await _request(bus, pool, run_id, asked.get(run_id))
+        if is_asked_for(request, parent, group):
+            rows.append(await _row(bus, pool, run_id, _Asked(request, at, asked.get(run_id)), said.get(run_id)))
+    return sorted(rows, key=lambda row: row.requested_at or 0.0, reverse=True)
+
+
+class _Asked(NamedTuple):
+    """What the parent's side of a log says."""
+
+    request: wire.Requested | None
+    stored: Stored | None
+    """The request as the stream has it."""
+    newest: Stored | None
+
+
+async def _request(
+    bus: Bus, pool: str, run_id: str, newest: Stored | None
+) -> tuple[wire.Requested | None, Stored | None]:
+    event = _event(newest)
+    if isinstance(event, wire.AbortEvent):
+        return await _first_request(bus, pool, run_id)
+    return (event, newest) if event is not None else (None, None)
+
+
+def is_asked_for(request: wire.Requested | None, parent: str | None, group: str | None) -> bool:
+    """Whether a list of that parent's, or that group's, runs has this one."""
+    if parent is not None and (request is None or request.parent.id != parent):
+        return False
+    return group is None or (request is not None and request.group == group)
+
+
+async def _ids(bus: Bus, stream: str, pool: str) -> list[str]:
+    # Anybody may publish under a name that is no run id; no daemon runs it, and it cannot be asked for.
+    return sorted({one for subject in await _subjects(bus, stream, pool) if is_run_id(one := run_of(subject))})
+
+
+async def _subjects(bus: Bus, stream: str, pool: str) -> list[str]:
+    found: list[str] = []
+    while True:
+        info = await call(bus, f"STREAM.INFO.{stream}", {"subjects_filter": f"agent.{pool}.*.*", "offset": len(found)})
+        page = list((info.get("state") or {}).get("subjects") or {})
+        found += page
+        if not page or len(found) >= int(info.get("total", 0)):
+            return found
+
+
+async def _row(bus: Bus, pool: str, run_id: str, asked: _Asked, said: Stored | None) -> RunRow:
+    event, report, request = _event(asked.newest), _report(said), asked.request
+    if request is None:
+        row = RunRow(run_id=run_id, pool=pool, status="queued", last=event.kind if event else "unreadable")
+    else:
+        row = requested_row(request, run_id=run_id, pool=pool, at=stored_at(request, asked.stored))
+    if isinstance(report, wire.Final):
+        return advanced(row, report, said.seq if said else 0)
+    if report is not None:
+        for stored in await read_subject(bus, log_stream(pool), reports(run_id, pool)):
+            if (each := _report(stored)) is not None:
+                row = advanced(row, each, stored.seq)
+    elif said is not None:
+        row = replace(row, status="running")
+    if isinstance(event, wire.AbortEvent) and asked.newest is not None:
+        row = advanced(row, event, asked.newest.seq)
+    return row
+
+
+async def _first_request(bus: Bus, pool: str, run_id: str) -> tuple[wire.Requested | None, Stored | None]:
+    for stored in await read_subject(bus, log_stream(pool), events(run_id, pool)):
+        event = _event(stored)
+        if isinstance(event, wire.Requested):
+            return event, stored
+    return None, None
+
+
+def _event(stored: Stored | None) -> wire.Requested | wire.AbortEvent | None:
+    try:
+        return None if stored is None else wire.decode_event(stored.data)
+    except BadMessage:
+        return None
+
+
+def _report(stored: Stored | None) -> wire.AnyReport | None:
+    try:
+        return None if stored is None else wire.decode_report(stored.data)
+    except BadMessage:
+        return None
+
+
+def stored_at(request: wire.Requested | None, stored: Stored | None) -> float | None:
+    """When the server stored it; the sender's own clock where the server does not say."""
+    stamp = stored.headers.get("Nats-Time-Stamp", "") if stored else ""
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return request.at or None if request and math.isfinite(request.at) else None
+
+
+def is_run_id(value: str) -> bool:
+    """Whether a run can be called so."""
+    try:
+        return bool(check_run_id(value))
+    except BadMessage:
+        return False
