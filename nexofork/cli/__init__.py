@@ -9,13 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from nexofork import __version__
+from nexofork.cli.groups import HelpfulGroup
+from nexofork.cli.terminal import colour_choice
+from nexofork.errors import BadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "run_command"]
+__all__ = ["COMMANDS", "main", "root", "run_command"]
 
 COMMANDS = {
     "demo": "Fork a long conversation five ways and show what sharing saved.",
@@ -28,15 +32,26 @@ COMMANDS = {
     "explain": "Say why a request, or a run, did not read its parent's cache.",
     "attach": "Watch a run until it is over.",
     "abort": "End runs.",
+    "message": "Say something to a running child.",
+    "wake": "Continue a run that has ended.",
+    "fetch": "Take the commits of finished runs into a repository.",
     "answer": "Answer something a run asks for.",
+    "sidecar": "Work beside a session: memory, notes, answers in passing.",
+    "eval": "Judge forks by scripted prompts and what is expected of them.",
+    "agents": "Show the named agents that a parent can start here.",
     "daemon": "Run forks on this host.",
+    "config": "Show or check the settings in force here.",
+    "doctor": "Check that this host can run forks, and what to do where not.",
     "serve": "Run a NATS server for one machine.",
     "provision": "Create or update the streams of a pool (admin).",
+    "auth": "Make, change and check keys and permissions of a NATS server.",
     "simulate": "Serve an Anthropic-compatible API with real cache accounting.",
+    "completion": "Print what lets a shell complete commands, options and run ids.",
 }
+_OPTION_HINT = " Options of a command stand behind it, as in `nexofork ps --json`."
 
 
-class _Commands(click.Group):
+class _Commands(HelpfulGroup):
     """Knows its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -45,8 +60,17 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name == "daemon" and ctx.resilient_parsing:
+            # A shell completes the options of what the command becomes; loaded by its name, as it is started.
+            daemon: click.Command = import_module("nexofork_daemon.command").daemon
+            return daemon
         command: click.Command = getattr(import_module(f"nexofork.cli.{cmd_name}"), cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names without loading what they name."""
+        found = [CompletionItem(name, help=said) for name, said in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *super(click.Group, self).shell_complete(ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -56,10 +80,9 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="nexofork")
 @click.pass_context
-def _root(ctx: click.Context) -> None:
+def root(ctx: click.Context) -> None:
     """Fork an agent and pay for its context once."""
-    if os.environ.get("NO_COLOR"):
-        ctx.color = False
+    ctx.color = colour_choice(os.environ)
 
 
 def main() -> None:
@@ -68,7 +91,7 @@ def main() -> None:
 
 
 def run_command(
-    command: click.Command = _root, arguments: Sequence[str] | None = None, *, name: str | None = None
+    command: click.Command = root, arguments: Sequence[str] | None = None, *, name: str | None = None
 ) -> int:
     """Run a command and return its exit code; errors are one line on stderr.
 
@@ -84,7 +107,12 @@ def run_command(
         code = command(arguments, prog_name=name, standalone_mode=False)
     except click.UsageError as exc:
         where = f" See `{exc.ctx.command_path} --help`." if exc.ctx else ""
+        if isinstance(exc, click.NoSuchOption) and exc.ctx is not None and exc.ctx.command is root:
+            where = f"{_OPTION_HINT}{where}"
         click.echo(f"Error: {exc.format_message()}{where}", err=True)
+        return 2
+    except BadSettings as exc:
+        click.echo(f"Error: {exc}", err=True)
         return 2
     except click.ClickException as exc:
         exc.show()

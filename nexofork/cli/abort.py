@@ -12,10 +12,12 @@ import click
 
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import BAD_INPUT, OK
-from nexofork.cli.options import json_option, run_name, target_options
+from nexofork.cli.options import json_option, target_options
 from nexofork.cli.output import print_json
-from nexofork.cli.run_listing import list_runs
+from nexofork.cli.patience import patience
+from nexofork.cli.run_ids import resolve_runs, runs_argument
 from nexofork.cli.session import finish, open_target
+from nexofork.client.run_listing import list_runs
 from nexofork.errors import ForkRefused
 from nexofork.wire.messages import AbortEvent
 
@@ -37,7 +39,7 @@ _OUTCOMES = {
 
 
 @click.command()
-@click.argument("run_ids", metavar="RUN_ID...", type=run_name, nargs=-1)
+@runs_argument(required=False)
 @click.option("--group", help="Every run of this group that is not over.")
 @click.option("--note", default="", help="Why; the run's result says it.")
 @json_option
@@ -49,12 +51,13 @@ def abort(run_ids: tuple[str, ...], *, group: str | None, note: str, as_json: bo
     """
     if not run_ids and group is None:
         raise click.UsageError("Name the runs to abort, or a --group.")
-    finish(lambda: _abort(list(dict.fromkeys(run_ids)), group, note, as_json=as_json, target=target))
+    finish(lambda: _abort(run_ids, group, note, as_json=as_json, target=target))
 
 
-async def _abort(run_ids: Sequence[str], group: str | None, note: str, *, as_json: bool, target: Target) -> int:
+async def _abort(given: Sequence[str], group: str | None, note: str, *, as_json: bool, target: Target) -> int:
     unknown = []
     async with open_target(target) as bus:
+        run_ids = await resolve_runs(bus, given, pool=target.pool)
         members = [] if group is None else await _members(bus, target.pool, group)
         for run_id in dict.fromkeys([*run_ids, *members]):
             event = AbortEvent(at=time.time(), note=note or "aborted on the command line", by=_who())
@@ -72,7 +75,8 @@ async def _abort(run_ids: Sequence[str], group: str | None, note: str, *, as_jso
 
 
 async def _members(bus: Bus, pool: str, group: str) -> list[str]:
-    rows = [row for row in await list_runs(bus, pool) if row.group == group]
+    with patience("Looking for the group's runs"):
+        rows = await list_runs(bus, pool, group=group)
     if not rows:
         raise ForkRefused(f"No run of pool {pool!r} is in group {group!r}; it may have expired.")
     return [row.run_id for row in rows if not row.over]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,18 +17,20 @@ from nexofork.bus.failures import AlreadyStored
 from nexofork.bus.jetstream import store
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import OK
-from nexofork.cli.options import json_option, run_name, target_options, token
-from nexofork.cli.output import print_json
+from nexofork.cli.options import json_option, target_options, token
+from nexofork.cli.output import plain, print_json
+from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
+from nexofork.client.permitting import check_open, put_answer
+from nexofork.engine.permissions import PermissionAnswer, parse_rule
 from nexofork.errors import ForkRefused
-from nexofork.wire.messages import Answer, Asked, Final, encode
+from nexofork.wire.messages import Answer, encode
 from nexofork.wire.subjects import inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nexofork.bus.run_log import Entry
+    from nexofork.bus.connection import Bus
     from nexofork.cli.options import Target
+    from nexofork.wire.messages import Asked
 
 __all__ = ["answer"]
 
@@ -43,50 +46,79 @@ def _json_object(value: Any) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("run_id", type=run_name)
+@run_argument()
 @click.argument("ask_id", type=token)
-@click.argument("text", required=False, default="")
-@click.option("--data", type=_json_object, metavar="JSON", help="The answer as a JSON object.")
+@click.argument("text", metavar="[allow|deny]", required=False, default="")
+@click.option("--remember", is_flag=True, help="Let the same go for the like of it until the run is over.")
+@click.option("--rule", metavar="RULE", default="", help="What to remember, if not what the question suggests.")
+@click.option("--note", metavar="TEXT", default="", help="Why; the model reads it where it is denied.")
+@click.option("--data", type=_json_object, metavar="JSON", help="The answer to what is no permission, as JSON.")
 @json_option
 @target_options
-def answer(run_id: str, ask_id: str, text: str, *, data: dict[str, Any] | None, as_json: bool, target: Target) -> None:
-    """Answer something a run asks for; `nexofork logs RUN_ID` shows what that is."""
-    if not text and data is None:
-        raise click.UsageError("Say the answer: as text, or as --data JSON.")
-    message = Answer(kind="answer", at=time.time(), text=text, data=data or {})
-    finish(lambda: _answer(run_id, ask_id, message, as_json=as_json, target=target))
+def answer(run_id: str, ask_id: str, *, target: Target, as_json: bool, **said: Any) -> None:
+    """Allow or deny a call that a run asks permission for; `nexofork logs RUN_ID` shows what it asks.
+
+    The first answer stands. Exits with 2 if the question is not open.
+    """
+    if not said["text"] and said["data"] is None:
+        raise click.UsageError("Say the answer: allow or deny, or --data JSON for what is no permission.")
+    finish(lambda: _answer(run_id, ask_id, _Said(**said), as_json=as_json, target=target))
 
 
-async def _answer(run_id: str, ask_id: str, message: Answer, *, as_json: bool, target: Target) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    text: str
+    remember: bool
+    rule: str
+    note: str
+    data: dict[str, Any] | None
+
+
+async def _answer(given: str, ask_id: str, said: _Said, *, as_json: bool, target: Target) -> int:
     async with open_target(target) as bus:
-        _check_open(run_id, ask_id, await RunLog(bus, run_id, pool=target.pool).entries())
-        if "payload" not in message.data:  # the one thing that is asked for as yet
-            raise ForkRefused(
-                f"Run {run_id} asks for a content that only its parent has; leave it to the parent, "
-                "or give --data with its `payload`."
-            )
-        try:
-            await store(bus, inbox(run_id, ask_id, target.pool), encode(message))
-        except AlreadyStored as exc:
-            raise ForkRefused(f"Ask {ask_id} of run {run_id} was answered before; the first answer stands.") from exc
+        run_id = await resolve_run(bus, given, pool=target.pool)
+        asked = check_open(run_id, ask_id, await RunLog(bus, run_id, pool=target.pool).entries())
+        if asked.what == "permission":
+            answer = _permission(run_id, ask_id, said, asked)
+            await put_answer(bus, run_id, ask_id, answer, pool=target.pool, by="nexofork answer")
+        else:
+            await _put_data(bus, run_id, ask_id, said, pool=target.pool)
+    shown: dict[str, Any] = {"run_id": run_id, "ask_id": ask_id, "outcome": "answered"}
+    if asked.what == "permission":
+        shown["answer"] = said.text
+        remembered = [said.rule] if said.rule else asked.rules if said.remember else []
+        if remembered:
+            shown["rules"] = remembered
     if as_json:
-        print_json({"run_id": run_id, "ask_id": ask_id, "outcome": "answered"})
+        print_json(shown)
     else:
-        click.echo(f"{run_id}  {ask_id}  answered")
+        rules = f", and for the rest of the run: {', '.join(shown['rules'])}" if "rules" in shown else ""
+        click.echo(f"{run_id}  {ask_id}  answered {said.text}{plain(rules)}".rstrip())
     return OK
 
 
-def _check_open(run_id: str, ask_id: str, entries: Sequence[Entry]) -> None:
-    """Refuse an answer to what is not asked.
+def _permission(run_id: str, ask_id: str, said: _Said, asked: Asked) -> PermissionAnswer:
+    if said.text not in ("allow", "deny") or said.data is not None:
+        raise ForkRefused(f"Ask {ask_id} of run {run_id} is about a permission; answer it with allow or deny.")
+    if said.rule:
+        parse_rule(said.rule)
+    elif said.remember and not asked.rules:
+        raise ForkRefused(
+            f"Ask {ask_id} of run {run_id} suggests nothing to remember; name it with --rule, or leave --remember out."
+        )
+    return PermissionAnswer(
+        allow=said.text == "allow", note=said.note, remember=said.remember or bool(said.rule), rule=said.rule
+    )
 
-    Raises:
-        ForkRefused: The question is not on the log, or the run waits for no answer any more.
-    """
-    if not entries:
-        raise ForkRefused(f"There is no run {run_id!r}; it may have expired.")
-    if any(isinstance(entry.message, Final) for entry in entries):
-        raise ForkRefused(f"Run {run_id} is over; it asks for nothing any more.")
-    asked = [entry.message.ask_id for entry in entries if isinstance(entry.message, Asked)]
-    if ask_id not in asked:
-        known = ", ".join(asked) or "nothing"
-        raise ForkRefused(f"Run {run_id} has no open ask {ask_id!r}; it asked: {known}.")
+
+async def _put_data(bus: Bus, run_id: str, ask_id: str, said: _Said, *, pool: str) -> None:
+    message = Answer(kind="answer", at=time.time(), text=said.text, data=said.data or {})
+    if "payload" not in message.data:
+        raise ForkRefused(
+            f"Run {run_id} asks for a content that only its parent has; leave it to the parent, "
+            "or give --data with its `payload`."
+        )
+    try:
+        await store(bus, inbox(run_id, ask_id, pool), encode(message))
+    except AlreadyStored as exc:
+        raise ForkRefused(f"Ask {ask_id} of run {run_id} was answered before; the first answer stands.") from exc

@@ -17,6 +17,8 @@ from nexofork.cli.cost_chart import chart_lines
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.options import prices_option, rfc3339, target_options, token
 from nexofork.cli.output import brief, counted, print_json, print_table
+from nexofork.cli.patience import patience
+from nexofork.cli.run_ids import match_run
 from nexofork.cli.session import finish, open_target
 from nexofork.economics.ledger import By, price_calls, sum_by, total
 from nexofork.economics.prices import load_prices
@@ -63,7 +65,9 @@ def moment(value: Any) -> float:
 )
 @click.option("--until", type=moment, metavar="WHEN", help="Only calls sent before.")
 @click.option("--group", metavar="NAME", help="Only calls of this group.")
-@click.option("--run", "run_id", type=token, metavar="ID", help="Only calls of this run.")
+@click.option(
+    "--run", "run_id", type=token, metavar="ID", help="Only calls of this run; the beginning of its id will do."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values with a header.")
 @click.option("--chart/--no-chart", default=None, help="Draw bars; on a terminal unless said otherwise.")
@@ -98,7 +102,13 @@ async def _cost(
     listed = load_prices(prices) if prices else None
     async with open_target(target) as bus:
         # What a call could have cost at least depends on its siblings, which may have been sent a little before.
-        booked = await read_ledger(bus, None if since is None else since - _SIBLINGS_S)
+        with patience("Reading the ledger"):
+            booked = await read_ledger(bus, None if since is None else since - _SIBLINGS_S)
+    if run_id is not None:
+        # Not by the log: the ledger remembers runs for longer.
+        run_id = match_run(
+            run_id, [call.run_id for call in booked if call.pool == target.pool], where="runs with calls"
+        )
     calls = [
         priced
         for priced in price_calls((call for call in booked if call.pool == target.pool), listed)

@@ -7,30 +7,37 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import uvloop
 from anthropic import AsyncAnthropic
 
 from nexofork.bus.embedded import EmbeddedServer
+from nexofork.cli.output import print_json
 from nexofork.client.fleet import connect
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import input_cost_usd, price_of, unshared_input_cost_usd
 from nexofork.engine.events import ForkClaimed, ForkEnded, ToolStarted, TurnFinished
 from nexofork.engine.params import ForkParams
-from nexofork.errors import NexoforkError
+from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
+from nexofork.errors import NexoforkError, SandboxUnavailable
 from nexofork.providers.capture import capture
 from nexofork.simulator import Simulator
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from nexofork.client.handle import ForkHandle
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.engine.result import ForkResult
+
+    _Say: TypeAlias = Callable[[str], None]
 
 __all__ = ["demo"]
 
@@ -71,35 +78,46 @@ class _Endpoint:
 @click.option("--tokens", default=100_000, show_default=True, help="Length of the parent's conversation, about.")
 @click.option("--live", is_flag=True, help="Use the real API; needs ANTHROPIC_API_KEY and costs money.")
 @click.option("--yes", is_flag=True, help="With --live: do not ask before spending.")
-def demo(*, model: str, tokens: int, live: bool, yes: bool) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the results, one JSON object per line; the rest on stderr."
+)
+def demo(*, model: str, tokens: int, live: bool, yes: bool, as_json: bool) -> None:
     """Fork a long conversation five ways and show what sharing saved.
 
     Starts a nats-server and two daemons of its own, as two hosts, and runs against the built-in simulator, which
     accounts for the prompt cache as the provider does. With --live the same runs on the real API, after showing what
     it will cost.
     """
+    say = partial(click.echo, err=as_json)
     try:
         if live:
-            _confirm_spending(model, tokens, yes=yes)
-        uvloop.run(_demo(model, tokens, live=live))
+            _confirm_spending(model, tokens, yes=yes, say=say)
+        results = uvloop.run(_demo(model, tokens, live=live, say=say))
     except NexoforkError as exc:
         raise click.ClickException(str(exc)) from exc
+    if as_json:
+        for result in results:
+            print_json(result.to_json())
+    else:
+        _print_table(results)
+    if not all(result.ok for result in results):
+        raise click.ClickException("Not every fork completed; see the table.")
 
 
-def _confirm_spending(model: str, tokens: int, *, yes: bool) -> None:
+def _confirm_spending(model: str, tokens: int, *, yes: bool, say: _Say) -> None:
     if not os.environ.get("ANTHROPIC_API_KEY"):
         raise click.ClickException("--live needs ANTHROPIC_API_KEY; without --live the simulator is used.")
     price = price_of(model, tokens)
     parent = tokens * 1.25 * price.input / 1e6
     children = len(_DIRECTIVES) * tokens * price.read / 1e6
     output = (len(_DIRECTIVES) + 1) * 1500 * price.output / 1e6
-    click.echo(f"Estimate for {model}: parent writes about {tokens:,} tokens once (${parent:.2f}),")
-    click.echo(f"{len(_DIRECTIVES)} forks read them (${children:.2f}), output at most about ${output:.2f}.")
+    say(f"Estimate for {model}: parent writes about {tokens:,} tokens once (${parent:.2f}),")
+    say(f"{len(_DIRECTIVES)} forks read them (${children:.2f}), output at most about ${output:.2f}.")
     if not yes:
-        click.confirm(f"Spend about ${parent + children + output:.2f} on the real API?", abort=True)
+        click.confirm(f"Spend about ${parent + children + output:.2f} on the real API?", abort=True, err=True)
 
 
-async def _demo(model: str, tokens: int, *, live: bool) -> None:
+async def _demo(model: str, tokens: int, *, live: bool, say: _Say) -> list[ForkResult]:
     price_of(model, tokens)  # an unknown model is refused before anything is sent
     async with AsyncExitStack() as stack:
         endpoint = _Endpoint(base_url=os.environ.get("ANTHROPIC_BASE_URL"), api_key=os.environ.get("ANTHROPIC_API_KEY"))
@@ -108,28 +126,37 @@ async def _demo(model: str, tokens: int, *, live: bool) -> None:
             simulator.script(*_script())
             endpoint = _Endpoint(base_url=simulator.url, api_key="sk-sim-demo")
         nats = await stack.enter_async_context(EmbeddedServer())
+        state_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="nexofork-demo-"))
+        sandbox = await _sandbox(Path(state_dir))
         for host in _HOSTS:
-            await stack.enter_async_context(_daemon(host, nats.url, endpoint))
-        click.echo(f"nats-server at {nats.url}, daemons {' and '.join(_HOSTS)} are ready.")
-        click.echo(f"Parent: {model}, about {tokens:,} tokens of conversation, {'real API' if live else 'simulator'}.")
+            options = ("--name", host, "--sandbox", sandbox, "--state-dir", state_dir)
+            await stack.enter_async_context(_daemon(host, nats.url, endpoint, options))
+        say(f"nats-server at {nats.url}, daemons {' and '.join(_HOSTS)} are ready (sandbox: {sandbox}).")
+        say(f"Parent: {model}, about {tokens:,} tokens of conversation, {'real API' if live else 'simulator'}.")
         snapshot = await _parent_turn(endpoint, model, tokens)
         parent = snapshot.reply.usage if snapshot.reply else Usage()
-        click.echo(
-            f"Its turn wrote {parent.cache_write_tokens:,} tokens to the cache. Forking {len(_DIRECTIVES)} ways …"
-        )
-        results = await _fork(nats.url, snapshot)
-    _print_table(results)
-    if not all(result.ok for result in results):
-        raise click.ClickException("Not every fork completed; see the table.")
+        say(f"Its turn wrote {parent.cache_write_tokens:,} tokens to the cache. Forking {len(_DIRECTIVES)} ways …")
+        return await _fork(nats.url, snapshot, say)
+
+
+async def _sandbox(state_dir: Path) -> str:
+    """Return what commands run in, and say so where it is nothing."""
+    try:
+        async with open_sandbox(SandboxSettings(state_dir=state_dir)) as found:
+            return found.name
+    except SandboxUnavailable as exc:
+        click.echo(f"Commands run bare on this machine: {exc.problem}.", err=True)
+        return "none"
 
 
 @asynccontextmanager
-async def _daemon(name: str, nats_url: str, endpoint: _Endpoint) -> AsyncIterator[None]:
+async def _daemon(name: str, nats_url: str, endpoint: _Endpoint, options: Sequence[str]) -> AsyncIterator[None]:
     """Run a daemon process, as if it were a host of its own."""
     settings = {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.api_key}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "nexofork_daemon", "--nats", nats_url, "--name", name, "--slots", "8"),
+        # This host's own settings are for a daemon of its own.
+        *("-m", "nexofork_daemon", "--config", os.devnull, "--nats", nats_url, "--slots", "8", *options),
         env={**os.environ, **{key: value for key, value in settings.items() if value}},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -156,30 +183,28 @@ async def _parent_turn(endpoint: _Endpoint, model: str, tokens: int) -> CacheSaf
         return captured.snapshot()
 
 
-async def _fork(nats_url: str, snapshot: CacheSafeParams) -> list[ForkResult]:
+async def _fork(nats_url: str, snapshot: CacheSafeParams, say: _Say) -> list[ForkResult]:
     async with connect(nats_url) as forks:
         params = ForkParams(cache_safe=snapshot, prompt_messages="", max_turns=8, timeout=300)
         handles = await forks.fork_each(params, _DIRECTIVES)
         async with asyncio.TaskGroup() as watching:
             for number, handle in enumerate(handles, start=1):
-                watching.create_task(_show(number, handle))
+                watching.create_task(_show(number, handle, say))
         return [await handle.result() for handle in handles]
 
 
-async def _show(number: int, handle: ForkHandle) -> None:
+async def _show(number: int, handle: ForkHandle, say: _Say) -> None:
     """Say what a child does as it does it."""
     async for event in handle.events():
         match event:
             case ForkClaimed():
-                click.echo(f"  {number}  {event.daemon} took it")
+                say(f"  {number}  {event.daemon} took it")
             case TurnFinished():
-                click.echo(
-                    f"  {number}  turn {event.turn}: {event.usage.cache_read_tokens:,} tokens read from the cache"
-                )
+                say(f"  {number}  turn {event.turn}: {event.usage.cache_read_tokens:,} tokens read from the cache")
             case ToolStarted():
-                click.echo(f"  {number}  runs {event.name}")
+                say(f"  {number}  runs {event.name}")
             case ForkEnded():
-                click.echo(f"  {number}  {event.result.status}")
+                say(f"  {number}  {event.result.status}")
             case _:
                 pass
 
@@ -222,7 +247,7 @@ def _script() -> list[dict[str, Any]]:
         {
             "match": directive,
             "turns": [
-                {"tools": [{"name": "Bash", "input": {"command": "grep -c . /etc/hostname"}}]},
+                {"tools": [{"name": "Bash", "input": {"command": "grep -c . /etc/os-release"}}]},
                 {"text": f"Scope: {directive}\nResult: done\nKey files: file 0\nFiles changed: none\nIssues: none"},
             ],
         }

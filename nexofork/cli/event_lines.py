@@ -6,6 +6,7 @@ The objects' names are the log's own words (requested, claimed, turn, ...), and 
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,15 @@ from nexofork.engine.events import (
     CacheBreakDetected,
     CallBegan,
     CallFailedOnce,
+    ConversationCompacted,
     FanOutDecided,
     ForkAsked,
     ForkClaimed,
     ForkEnded,
+    ForkPermitted,
     ForkStarted,
+    MessagesDelivered,
+    MessagesUndelivered,
     TextStreamed,
     ToolFinished,
     ToolStarted,
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
     from nexofork.engine.events import ForkEvent
 
-__all__ = ["decision_phrase", "event_object", "event_phrase"]
+__all__ = ["call_phrase", "decision_phrase", "event_object", "event_phrase", "permitted_phrase"]
 
 _NAMES: dict[type, str] = {
     ForkStarted: "requested",
@@ -46,7 +51,11 @@ _NAMES: dict[type, str] = {
     TurnFinished: "turn",
     ToolStarted: "tool_started",
     ToolFinished: "tool_finished",
+    MessagesDelivered: "delivered",
+    MessagesUndelivered: "undelivered",
+    ConversationCompacted: "compacted",
     ForkAsked: "asked",
+    ForkPermitted: "permitted",
 }
 
 
@@ -80,8 +89,18 @@ def event_phrase(event: ForkEvent) -> str:
             return f"{event.name} runs"
         case ToolFinished():
             return f"{event.name or 'tool'} {'failed' if event.is_error else 'answered'}"
+        case ForkAsked(what="permission"):
+            return f"asks for permission: {call_phrase(event.name, event.arguments)}"
+        case ForkPermitted():
+            return permitted_phrase(event.name, allowed=event.allowed, how=event.how, note=event.note)
         case CacheBreakDetected():
             return f"cache missed ({event.check.cause}): read {event.check.hit_ratio:.0%} of the prompt"
+        case MessagesDelivered():
+            return f"reads {counted(len(event.ids), 'message')}"
+        case MessagesUndelivered():
+            return f"never read {counted(len(event.texts), 'message')}: {'; '.join(event.texts)}"
+        case ConversationCompacted():
+            return f"went on with a summary of {counted(event.turns, 'turn')}, which no longer fit"
         case CallFailedOnce():
             return f"call failed, again in {event.delay_s:.1f} s: {event.error}"
         case ForkEnded():
@@ -89,6 +108,23 @@ def event_phrase(event: ForkEvent) -> str:
             return f"{result.status.value} after {counted(result.turns, 'turn')}, {result.duration_ms / 1000:.1f} s"
         case _:
             return ""
+
+
+def call_phrase(name: str, arguments: Mapping[str, Any] | None) -> str:
+    """Return a tool call in a few words."""
+    if arguments is None:
+        return f"{name}, with arguments that are not to be had"
+    if len(arguments) == 1:
+        (value,) = arguments.values()
+        return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+    return f"{name} {json.dumps(arguments, ensure_ascii=False, default=str)}" if arguments else name
+
+
+def permitted_phrase(name: str, *, allowed: bool, how: str, note: str) -> str:
+    """Return what came of a question in a few words."""
+    word = "allowed" if allowed else "denied"
+    why = "nobody answered in time" if how == "deadline" else note
+    return f"{name or 'call'} {word}" + (f": {why}" if why else "")
 
 
 def decision_phrase(decision: Mapping[str, Any]) -> str:

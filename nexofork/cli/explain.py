@@ -12,6 +12,8 @@ from nexofork.cli.explained_run import explain_run
 from nexofork.cli.explanation_lines import explanation_lines, run_lines
 from nexofork.cli.options import header, json_option, rfc3339, target_options, token
 from nexofork.cli.output import print_json
+from nexofork.cli.patience import patience
+from nexofork.cli.run_ids import resolve_run
 from nexofork.cli.session import finish, open_target
 from nexofork.core.explain import Sent
 from nexofork.core.explain import explain as compare
@@ -90,11 +92,13 @@ def _files(
     return NOT_COMPLETED if explanation.loses else OK
 
 
-async def _run(run_id: str, *, parent: Path | None, as_json: bool, target: Target) -> int:
+async def _run(given: str, *, parent: Path | None, as_json: bool, target: Target) -> int:
     """Explain a run; its parent's file is read before NATS is asked for anything."""
     sent = None if parent is None else _sent(str(parent), (), None, None).body
     async with open_target(target) as bus:
-        explained = await explain_run(bus, run_id, pool=target.pool, parent=sent)
+        run_id = await resolve_run(bus, given, pool=target.pool)
+        with patience("Comparing the run with its parent"):
+            explained = await explain_run(bus, run_id, pool=target.pool, parent=sent)
     if as_json:
         print_json(explained.to_json())
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.blobs import BlobStore
@@ -11,13 +11,16 @@ from nexofork.core.explain import Explanation, Sent, explain
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import model_facts
 from nexofork.engine.cache_check import CacheCheck
-from nexofork.engine.params import ForkOverrides, ForkParams, prepare
-from nexofork.engine.requested import snapshot_of
+from nexofork.engine.filters import AllowAllFilter
+from nexofork.engine.params import prepare
+from nexofork.engine.requested import answers_of, fork_of, snapshot_of
 from nexofork.engine.result import ForkResult
 from nexofork.errors import ForkRefused, NexoforkError
 from nexofork.wire import messages as wire
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nexofork.bus.connection import Bus
     from nexofork.core.snapshot import CacheSafeParams
 
@@ -88,7 +91,7 @@ async def explain_run(bus: Bus, run_id: str, *, pool: str, parent: bytes | None 
     decisions = [call.decision for call in calls if call.decision]
     claim = claims[-1] if claims else None
     child = Sent(
-        body=_first_body(request, snapshot),
+        body=_first_body(request, snapshot, await answers_of(request, blobs.resolve), turn),
         headers=dict(snapshot.headers),
         workspace_id=claim.workspace_id if claim else None,
         sent_at=calls[-1].at if calls and calls[-1].at else None,
@@ -109,16 +112,14 @@ async def explain_run(bus: Bus, run_id: str, *, pool: str, parent: bytes | None 
     )
 
 
-def _first_body(request: wire.Requested, snapshot: CacheSafeParams) -> bytes:
+def _first_body(
+    request: wire.Requested, snapshot: CacheSafeParams, answers: Mapping[str, bytes], turn: wire.Turn | None
+) -> bytes:
     """Return the run's first request, as a daemon builds it."""
-    params = ForkParams(
-        cache_safe=snapshot,
-        prompt_messages=(request.directive, *request.notes),
-        overrides=ForkOverrides(critical_system_reminder=request.reminder, request=request.overrides),
-        boilerplate=request.boilerplate,
-        allow_cache_break=True,
+    asked = fork_of(
+        request, snapshot, tool_filter=AllowAllFilter(), answers=answers, notes=turn.notes if turn is not None else ()
     )
-    _, prompt = prepare(params)
+    _, prompt = prepare(replace(asked, allow_cache_break=True))
     return bytes(prompt.body())
 
 

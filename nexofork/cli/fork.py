@@ -14,13 +14,22 @@ import click
 
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
-from nexofork.cli.fork_order import budget_options, later_options, read_order, warm_up_option
+from nexofork.cli.fork_order import (
+    budget_options,
+    compaction_option,
+    filter_option,
+    read_order,
+    tool_name_option,
+    warm_up_option,
+    workspace_options,
+)
 from nexofork.cli.options import json_option, run_name, seconds, target_options
 from nexofork.cli.output import brief, counted, print_json, print_results
 from nexofork.cli.parent_files import parent_options
+from nexofork.cli.permission_options import permission_options
 from nexofork.cli.progress import EventLines, ResultLines, people_sink
 from nexofork.cli.session import finish, open_target
-from nexofork.cli.watching import Watch
+from nexofork.cli.watching import INTERRUPTED_NOTE, Watch
 from nexofork.client.fleet import FleetSettings, NatsForkSubagent
 from nexofork.errors import BusError
 from nexofork.wire.messages import AbortEvent
@@ -36,8 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["fork"]
 
 _WINDOW = 64
-_ABORT_S = 10.0
-_LAST_WORDS_S = 3.0
 _NO_VERSION = (
     "Note: the children send the SDK's own anthropic-version. If the parent sent another one, the cache is not shared; "
     "pass --header anthropic-version:VALUE."
@@ -55,7 +62,7 @@ _NO_VERSION = (
     help="An id per directive, or none.",
 )
 @click.option("--group", help="Name the children share, to abort them together or share a budget.")
-@click.option("--timeout", type=seconds, metavar="SECONDS", help="End a child after so many seconds.")
+@click.option("--timeout", type=seconds, metavar="SECONDS", help="End a child so many seconds after a daemon took it.")
 @click.option("--max-turns", type=click.IntRange(min=1), default=200, show_default=True, help="End a child after.")
 @click.option(
     "--on-parent-gone",
@@ -69,7 +76,11 @@ _NO_VERSION = (
 @json_option
 @budget_options
 @warm_up_option
-@later_options
+@filter_option
+@tool_name_option
+@permission_options
+@compaction_option
+@workspace_options
 @target_options
 def fork(**options: Any) -> None:
     """Fork a conversation onto the fleet, one child per directive.
@@ -83,7 +94,12 @@ def fork(**options: Any) -> None:
 async def _run(order: ForkOrder) -> int:
     # Detached runs are meant to queue: a window would keep this process waiting for daemons.
     window = max(_WINDOW, len(order.directives)) if order.detach else _WINDOW
-    settings = FleetSettings(pool=order.target.pool, on_parent_gone=order.on_parent_gone, window=window)
+    settings = FleetSettings(
+        pool=order.target.pool,
+        on_parent_gone=order.on_parent_gone,
+        window=window,
+        serve_files=not order.detach,  # who leaves at once serves nothing
+    )
     async with open_target(order.target) as bus, NatsForkSubagent(bus, settings) as forks:
         if order.detach:
             await _detached(order, forks)
@@ -111,9 +127,10 @@ def _sink(order: ForkOrder) -> Sink:
 
 async def _start(order: ForkOrder, forks: NatsForkSubagent, started: Callable[[ForkHandle], None]) -> None:
     """Request one child per directive, side by side, and hand them over in the order of the directives."""
+    template = await forks.shipped(order.params)  # all children begin with the same files
     async with asyncio.TaskGroup() as tasks:
         starting: list[asyncio.Task[ForkHandle]] = []
-        for params, run_id in zip(order.params.each(order.directives), order.run_ids, strict=True):
+        for params, run_id in zip(template.each(order.directives), order.run_ids, strict=True):
             starting.append(tasks.create_task(forks.fork(params, run_id=run_id, group=order.group)))
             if len(starting) == 1:
                 await starting[0]  # so that the others find the snapshot shipped
@@ -137,26 +154,23 @@ async def _detached(order: ForkOrder, forks: NatsForkSubagent) -> None:
 
 
 async def _abort(order: ForkOrder, bus: Bus, watch: Watch) -> None:
-    """Put an abort on the log of every run that is not over, then give the daemons a moment to report it.
+    """Abort every run that is not over.
 
-    Goes by the ids, not by the handles: a request that was just being published has none yet.
+    Goes by the ids too, not by the handles alone: a request that was just being published has none yet.
     """
     over = {result.run_id for result in watch.results}
+    held = {handle.run_id for handle in watch.open}
     left = [run_id for run_id in order.run_ids if run_id not in over]
     click.echo(f"Aborting {counted(len(left), 'run')}.", err=True)
-    try:
-        async with asyncio.timeout(_ABORT_S), asyncio.TaskGroup() as tasks:
-            for run_id in left:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(watch.abort(INTERRUPTED_NOTE))
+        for run_id in left:
+            if run_id not in held:
                 tasks.create_task(_abort_one(RunLog(bus, run_id, pool=order.target.pool)))
-        async with asyncio.timeout(_LAST_WORDS_S):
-            for handle in watch.open:
-                watch.ended(await handle.result())
-    except TimeoutError:
-        return
 
 
 async def _abort_one(log: RunLog) -> None:
     try:
-        await log.abort(AbortEvent(at=time.time(), note="interrupted on the command line"))
+        await log.abort(AbortEvent(at=time.time(), note=INTERRUPTED_NOTE))
     except BusError as exc:
         click.echo(f"Run {log.run_id} was not aborted: {exc}", err=True)

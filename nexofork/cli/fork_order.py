@@ -1,11 +1,8 @@
-"""What ``nexofork fork`` was asked for, read and checked before NATS is asked for anything.
-
-An option whose capability comes later is refused, never ignored: a child without the filter it was given would not be
-what was asked for.
-"""
+"""What ``nexofork fork`` was asked for, read and checked before NATS is asked for anything."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,10 +10,13 @@ import click
 
 from nexofork.cli.output import counted
 from nexofork.cli.parent_files import read_snapshot
+from nexofork.cli.permission_options import read_permissions
 from nexofork.core.boilerplate import check_directive
 from nexofork.economics.fan_out import WarmUp
 from nexofork.engine.budget import Budget
+from nexofork.engine.filters import build_filter, read_filter
 from nexofork.engine.params import ForkParams, prepare, refuse_groupless
+from nexofork.engine.workspace import GitWorkspace, PathWorkspace
 from nexofork.errors import ForkRefused
 from nexofork.wire.messages import new_run_id
 
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
     from nexofork.cli.options import Target
 
-__all__ = ["ForkOrder", "budget_options", "later_options", "read_order", "warm_up_option"]
+__all__ = [
+    "ForkOrder",
+    "budget_options",
+    "compaction_option",
+    "filter_option",
+    "read_budget",
+    "read_order",
+    "read_tool_names",
+    "tool_name_option",
+    "warm_up_option",
+    "workspace_options",
+]
 
-_LATER = {
-    "permissions": "--permissions",
-    "permission_deadline": "--permission-deadline",
-    "filter_": "--filter",
-    "workspace": "--workspace",
-}
 _VERSION = "anthropic-version"
-_DEFAULTS = {"permissions": "allow", "workspace": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +62,31 @@ class ForkOrder:
         return any(name == _VERSION for name, _ in self.params.cache_safe.headers)
 
 
-def later_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options whose capability comes later: known, and refused where they are used."""
+def workspace_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options for what a child works in."""
     for option in (
-        click.option("--permissions", metavar="bubble|allow|deny|FILE", help="For now only `allow`."),
-        click.option("--permission-deadline", metavar="SECONDS", help="Comes with a later version."),
-        click.option("--filter", "filter_", metavar="NAME[:ARG]", help="Comes with a later version."),
-        click.option("--workspace", metavar="none|path:DIR|git:DIR", help="For now only `none`."),
+        click.option(
+            "--workspace",
+            metavar="none|path:DIR|git:DIR",
+            default="none",
+            show_default=True,
+            help="A folder that daemons share, or a repository: each child gets a checkout of it as it is now.",
+        ),
+        click.option("--include-ignored", is_flag=True, help="Ignored files of a git workspace go along too."),
     ):
         command = option(command)
     return command
+
+
+def filter_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option for which tool calls a child may make."""
+    return click.option(
+        "--filter",
+        "filters",
+        metavar="NAME[:ARG]",
+        multiple=True,
+        help="Deny tool calls: readonly, automem:DIR or profile:NAME; given twice, both must allow.",
+    )(command)
 
 
 def warm_up_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,6 +97,29 @@ def warm_up_option(command: Callable[..., None]) -> Callable[..., None]:
         default="auto",
         show_default=True,
         help="How the children start on a prefix nobody has written; auto goes by price.",
+    )(command)
+
+
+def compaction_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option that ends a child whose conversation no longer fits, instead of summarising it."""
+    return click.option(
+        "--no-compaction",
+        "compaction",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help="End a child whose conversation no longer fits the model; else its own turns are summarised.",
+    )(command)
+
+
+def tool_name_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option for what the parent's schema calls the tools that daemons have built in."""
+    return click.option(
+        "--tool-name",
+        "tool_names",
+        metavar="THEIRS=OURS",
+        multiple=True,
+        help="A name in the parent's tool list, and the built-in tool it means: --tool-name read_file=FileRead.",
     )(command)
 
 
@@ -106,6 +148,8 @@ def read_order(
     timeout: float | None,
     max_turns: int,
     warm_up: WarmUp,
+    filters: tuple[str, ...],
+    compaction: bool,
     **more: Any,
 ) -> ForkOrder:
     """Read the files and check that everything goes together.
@@ -113,9 +157,11 @@ def read_order(
     Raises:
         ForkRefused: Something is wrong with the input, or comes with a later version; the message names it.
     """
-    budget, group_budget = (_budget(kind, more) for kind in ("budget", "group_budget"))
-    output = _without_later(more)
-    _check_together(directives, run_ids, group, output)
+    budget, group_budget = (read_budget(kind, more) for kind in ("budget", "group_budget"))
+    tool_names = read_tool_names(more.pop("tool_names"))
+    permissions = read_permissions(more)
+    workspace = _workspace(more.pop("workspace"), ignored=more.pop("include_ignored"))
+    _check_together(directives, run_ids, group, more)
     snapshot = read_snapshot(request=request, reply=reply, headers=headers, sent_at=sent_at)
     params = ForkParams(
         cache_safe=snapshot,
@@ -123,15 +169,20 @@ def read_order(
         timeout=timeout,
         max_turns=max_turns,
         warm_up=warm_up,
+        tool_filter=build_filter([read_filter(text) for text in filters]),
         budget=budget,
         group_budget=group_budget,
+        tool_names=tool_names,
+        permissions=permissions,
+        compaction=compaction,
+        workspace=workspace,
     )
     for directive in directives:
         check_directive(directive)
     refuse_groupless(params, group)
     prepare(params)
     ids = run_ids or tuple(new_run_id() for _ in directives)
-    return ForkOrder(target=target, params=params, directives=directives, run_ids=ids, group=group, **output)
+    return ForkOrder(target=target, params=params, directives=directives, run_ids=ids, group=group, **more)
 
 
 def _check_together(
@@ -154,7 +205,7 @@ def _check_together(
         )
 
 
-def _budget(kind: str, options: dict[str, Any]) -> Budget | None:
+def read_budget(kind: str, options: dict[str, Any]) -> Budget | None:
     """Take a budget's two options out, and read them."""
     values: dict[str, Any] = {}
     for unit, read in (("usd", float), ("tokens", int)):
@@ -170,8 +221,32 @@ def _budget(kind: str, options: dict[str, Any]) -> Budget | None:
     return Budget(**values) if values else None
 
 
-def _without_later(options: dict[str, Any]) -> dict[str, Any]:
-    for key, name in _LATER.items():
-        if options[key] not in (None, _DEFAULTS.get(key)):
-            raise ForkRefused(f"{name} {options[key]} comes with a later version; leave it out.")
-    return {key: value for key, value in options.items() if key not in _LATER}
+def _workspace(text: str, *, ignored: bool) -> GitWorkspace | PathWorkspace | None:
+    kind, colon, folder = text.partition(":")
+    if ignored and kind != "git":
+        raise ForkRefused("--include-ignored goes with --workspace git:DIR; leave it out, or name the repository.")
+    match kind:
+        case "none" if not colon:
+            return None
+        case "git" if folder:
+            return GitWorkspace(os.path.abspath(folder), include_ignored=ignored)
+        case "path" if folder:
+            return PathWorkspace(os.path.abspath(folder))
+        case _:
+            raise ForkRefused(f"--workspace {text!r} is none of none, path:DIR and git:DIR.")
+
+
+def read_tool_names(options: Sequence[str]) -> dict[str, str]:
+    """Read ``--tool-name`` options.
+
+    Raises:
+        ForkRefused: One names no two tools, or two disagree.
+    """
+    names: dict[str, str] = {}
+    for option in options:
+        theirs, equals, ours = option.rpartition("=")
+        if not (theirs and equals and ours):
+            raise ForkRefused(f"--tool-name {option!r} does not name two tools; write it as THEIRS=OURS.")
+        if names.setdefault(theirs, ours) != ours:
+            raise ForkRefused(f"--tool-name gives {theirs!r} two meanings, {names[theirs]} and {ours}; choose one.")
+    return names

@@ -6,26 +6,29 @@ A value is checked where it is read, so that nothing wrong reaches NATS and the 
 from __future__ import annotations
 
 import math
-import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nexofork.cli.setting_options import client_file, given_flags, setting_options, surroundings
+from nexofork.config.keys import CLIENT_KEYS
+from nexofork.config.reading import read_settings
 from nexofork.economics.settings import PRICES_VARIABLE
 from nexofork.errors import BadMessage
-from nexofork.wire.subjects import DEFAULT_POOL, check_run_id, check_token
+from nexofork.wire.subjects import check_run_id, check_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from nexofork.config.reading import Settings
 
 __all__ = [
     "Target",
-    "has_api_key",
     "header",
     "json_option",
     "prices_option",
@@ -33,15 +36,14 @@ __all__ = [
     "run_name",
     "seconds",
     "seconds_or_zero",
+    "server_options",
+    "target_of",
     "target_options",
     "token",
 ]
 
-DEFAULT_URL = "nats://127.0.0.1:4222"
-_URL = re.compile(r"(?:(?:nats|tls|ws|wss)://)?(?:[^\s@/]*@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+)(?::(\d{1,5}))?/?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 R = TypeVar("R")
 
@@ -54,6 +56,7 @@ class Target:
     creds: Path | None
     nkey: Path | None
     pool: str
+    ca: Path | None = None
 
 
 def seconds(value: Any) -> float:
@@ -109,40 +112,48 @@ def rfc3339(value: Any) -> float:
         raise click.BadParameter(f"{value!r} is not a time in RFC 3339, such as 2026-05-04T10:00:00Z.") from exc
 
 
-def nats_urls(value: Any) -> tuple[str, ...]:
-    """Read one NATS URL, or several with commas between them."""
-    urls = tuple(str(value).split(","))
-    for url in urls:
-        found = _URL.fullmatch(url)
-        if found is None or int(found[1] or 0) > 65535:
-            raise click.BadParameter(f"{url!r} is not a NATS URL, such as {DEFAULT_URL}.")
-    return urls
+def target_of(settings: Settings) -> Target:
+    """Return which NATS the settings name."""
+    return Target(
+        urls=settings["nats.url"],
+        creds=settings["nats.creds_file"],
+        nkey=settings["nats.nkey_file"],
+        pool=settings["nats.pool"],
+        ca=settings["nats.ca_file"],
+    )
+
+
+def target_given(options: Mapping[str, Any]) -> Target:
+    """Return which NATS a command line that is not complete yet would use.
+
+    Raises:
+        BadSettings: What is set is wrong.
+    """
+    return target_of(read_settings(CLIENT_KEYS, given_flags(CLIENT_KEYS, options), surroundings(client_file())))
 
 
 def target_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--nats``, ``--creds``, ``--nkey`` and ``--pool``; the command gets them as one ``target``."""
+    """Add ``--nats``, ``--creds``, ``--nkey``, ``--nats-ca`` and ``--pool``, which come as one ``target``.
 
-    @click.option(
-        "--nats",
-        type=nats_urls,
-        metavar="URL",
-        envvar="NATS_URL",
-        default=DEFAULT_URL,
-        show_default=True,
-        help="Where NATS is; several with commas. Also from NATS_URL.",
-    )
-    @click.option("--creds", type=_FILE, help="Credentials file of this role.")
-    @click.option("--nkey", type=_FILE, help="File with this role's nkey seed.")
-    @click.option(
-        "--pool", type=token, metavar="NAME", default=DEFAULT_POOL, show_default=True, help="The pool of daemons."
-    )
+    What is not given comes from the environment or the user's settings file.
+    """
+
+    @setting_options(CLIENT_KEYS, file=client_file)
     @wraps(command)
-    def with_target(
-        *args: Any, nats: tuple[str, ...], creds: Path | None, nkey: Path | None, pool: str, **options: Any
-    ) -> R:
-        if creds is not None and nkey is not None:
-            raise click.UsageError("--creds and --nkey both say who you are; give one of them.")
-        return command(*args, target=Target(urls=nats, creds=creds, nkey=nkey, pool=pool), **options)
+    def with_target(*args: Any, settings: Settings, **options: Any) -> R:
+        return command(*args, target=target_of(settings), **options)
+
+    return with_target
+
+
+def server_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--nats`` and ``--nats-ca`` for a command that is several roles; they come as one ``target``."""
+    keys = [key for key in CLIENT_KEYS if key.path in ("nats.url", "nats.ca_file")]
+
+    @setting_options(keys, every=CLIENT_KEYS, file=client_file)
+    @wraps(command)
+    def with_target(*args: Any, settings: Settings, **options: Any) -> R:
+        return command(*args, target=replace(target_of(settings), creds=None, nkey=None), **options)
 
     return with_target
 
@@ -154,8 +165,3 @@ prices_option = click.option(
     help=f"Prices that come before ours. Also from {PRICES_VARIABLE}.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-
-
-def has_api_key() -> bool:
-    """Whether the environment names a key for the provider."""
-    return any(os.environ.get(name) for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"))

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nexofork.cli.columns import table_lines
 from nexofork.engine.result import ForkStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nexofork.engine.result import ForkResult
+    from nexofork.wire.workspace import WorkspaceWork
 
-__all__ = ["brief", "coloured", "counted", "plain", "print_json", "print_results", "print_table"]
+__all__ = ["brief", "coloured", "counted", "plain", "print_json", "print_results", "print_table", "work_phrase"]
 
 _COLOURS = {
     ForkStatus.COMPLETED: "green",
@@ -63,17 +65,15 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         rows: Cells; they may be coloured.
         right: Which columns are numbers.
     """
-    widths = [max(len(click.unstyle(row[column])) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        cells = []
-        for column, cell in enumerate(row):
-            pad = " " * (widths[column] - len(click.unstyle(cell)))
-            cells.append(pad + cell if column in right else cell + pad)
-        click.echo("  ".join(cells).rstrip())
+    for line in table_lines(header, rows, right=right):
+        click.echo(line)
 
 
 def print_results(results: Sequence[ForkResult]) -> None:
-    """Print the summary of finished forks, and below it why any of them did not complete."""
+    """Print what finished forks reported, a summary, and below it why any of them did not complete."""
+    for result in results:
+        if result.final_text.strip():
+            click.echo(f"{result.run_id}  {brief(result.directive, 60)}\n{plain(result.final_text.strip())}\n")
     header = ("fork", "status", "daemon", "read", "written", "fresh", "hit", "$")
     print_table(header, [_row(result) for result in results], right=frozenset(range(3, 8)))
     costs = [result.cost_usd for result in results if result.cost_usd is not None]
@@ -81,6 +81,9 @@ def print_results(results: Sequence[ForkResult]) -> None:
     click.echo(f"\n{done} of {len(results)} completed" + (f", ${sum(costs):.4f}" if costs or not results else ""))
     for note in dict.fromkeys(result.cost_note for result in results if result.cost_note):
         click.echo(brief(note, 400), err=True)
+    for result in results:
+        if result.workspace is not None:
+            click.echo(f"{result.run_id}: {work_phrase(result.workspace)}")
     for result in results:
         if not result.ok:
             click.echo(f"{result.run_id}: {result.status}. {brief(_why(result), 400)}".rstrip(), err=True)
@@ -104,3 +107,14 @@ def _why(result: ForkResult) -> str:
     if result.error:
         return result.error
     return result.abort.note if result.abort else result.end
+
+
+def work_phrase(work: WorkspaceWork) -> str:
+    """Say in one line what became of a workspace."""
+    if work.problem:
+        return f"its work could not be kept: {brief(work.problem, 300)}"
+    if work.bundle is None:
+        return "changed no files"
+    files = f"{counted(work.files_changed, 'file')}, +{work.insertions} -{work.deletions}"
+    left = ", the last of what was left uncommitted" if work.uncommitted else ""
+    return f"{counted(len(work.commits), 'commit')}{left}; {files}; get it with `nexofork fetch`"

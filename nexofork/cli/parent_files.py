@@ -19,27 +19,19 @@ from nexofork.errors import ForkRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["parent_options", "read_snapshot"]
+__all__ = ["parent_options", "read_snapshot", "snapshot_options"]
 
 _WORKSPACE = "anthropic-workspace-id"
 
 R = TypeVar("R")
 
 
-def parent_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--request``, ``--reply``, ``-d``, ``--header`` and ``--sent-at``."""
+def snapshot_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--request``, ``--reply``, ``--header`` and ``--sent-at``."""
     for option in reversed(
         (
             click.option("--request", metavar="FILE", required=True, help="The parent's request body; - is stdin."),
             click.option("--reply", metavar="FILE", help="The assistant message it got: response or content array."),
-            click.option(
-                "-d",
-                "--directive",
-                "directives",
-                multiple=True,
-                required=True,
-                help="What a child shall do; repeat it.",
-            ),
             click.option(
                 "--header",
                 "headers",
@@ -54,6 +46,14 @@ def parent_options(command: Callable[..., R]) -> Callable[..., R]:
     ):
         command = option(command)
     return command
+
+
+def parent_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Add the options of a snapshot, and ``-d``."""
+    directive = click.option(
+        "-d", "--directive", "directives", multiple=True, required=True, help="What a child shall do; repeat it."
+    )
+    return snapshot_options(directive(command))
 
 
 def read_snapshot(

@@ -6,7 +6,6 @@ every event is a line of its own.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from nexofork.cli.columns import clipped
 from nexofork.cli.event_lines import event_object, event_phrase
 from nexofork.cli.output import brief, print_json
-from nexofork.engine.events import CacheBreakDetected, ForkEnded, ForkStarted
+from nexofork.cli.terminal import can_redraw
+from nexofork.engine.events import CacheBreakDetected, ForkAsked, ForkEnded, ForkStarted
 
 if TYPE_CHECKING:
     from nexofork.engine.events import ForkEvent
@@ -69,13 +70,16 @@ class EventLines(_Notes):
 
 
 @dataclass(slots=True)
-class _Misses:
-    """Tells once per cause why the cache was missed and what to do: siblings mostly miss it for the same reason."""
+class _Advice:
+    """Tells what to do: about a question, and once per cause about a missed cache, which siblings mostly share."""
 
     _told: set[str] = field(default_factory=set)
 
     def note(self, run_id: str, event: ForkEvent) -> str:
         """Return what to tell about an event; empty where there is nothing, or nothing new."""
+        if isinstance(event, ForkAsked) and event.what == "permission":
+            limit = f" within {event.deadline_s:.0f} s" if event.deadline_s else ""
+            return f"Answer{limit}: nexofork answer {run_id} {event.ask_id} allow (or deny)."
         if not isinstance(event, CacheBreakDetected) or not event.check.cause or event.check.cause in self._told:
             return ""
         self._told.add(event.check.cause)
@@ -88,14 +92,14 @@ class PlainProgress(_Notes):
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._misses = _Misses()
+        self._advice = _Advice()
 
     def event(self, run_id: str, event: ForkEvent) -> None:
         """Print what happened and to whom."""
         name = _name_of(self._names, run_id, event)
         if phrase := event_phrase(event):
             click.echo(f"{name:<{_NAME_WIDTH}} {brief(phrase, 200)}", err=True)
-        if told := self._misses.note(run_id, event):
+        if told := self._advice.note(run_id, event):
             self.note(told)
 
 
@@ -113,12 +117,12 @@ class LiveProgress:
 
     _lines: dict[str, _Line] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
-    _misses: _Misses = field(default_factory=_Misses)
+    _advice: _Advice = field(default_factory=_Advice)
     _drawn: int = 0
 
     def event(self, run_id: str, event: ForkEvent) -> None:
         """Change the child's line."""
-        if told := self._misses.note(run_id, event):
+        if told := self._advice.note(run_id, event):
             self.note(told)
         name = _name_of(self._names, run_id, event)
         line = self._lines.setdefault(run_id, _Line(name, "", time.monotonic()))
@@ -144,7 +148,7 @@ class LiveProgress:
         shown = sorted(self._lines.values(), key=lambda line: line.over)[: max(rows - 2, 1)]
         for line in shown:
             quiet = "" if line.over else f" ({time.monotonic() - line.since:.0f} s)"
-            click.echo(f"{line.name:<{_NAME_WIDTH}} {line.phrase}{quiet}"[: columns - 1], err=True)
+            click.echo(clipped(f"{line.name:<{_NAME_WIDTH}} {line.phrase}{quiet}", columns - 1), err=True)
         self._drawn = len(shown)
 
     def _erase(self) -> None:
@@ -155,7 +159,7 @@ class LiveProgress:
 
 def people_sink() -> Sink:
     """Return the progress that suits where stderr goes."""
-    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+    if can_redraw(sys.stderr):
         return LiveProgress()
     return PlainProgress()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from nexofork.bus.provisioning import provision as provision_pool
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.options import json_option, seconds, target_options
 from nexofork.cli.output import print_json
+from nexofork.cli.patience import patience
 from nexofork.cli.session import finish
 from nexofork.wire.streams import CONSUMER, log_stream, stream_settings
 
@@ -36,21 +37,24 @@ _LEAST_BYTES = 1 << 20
     metavar="N",
     help="Limit of the pool's log; inbox and blobs get theirs in proportion. 640 MiB for a new pool unless given.",
 )
+@click.option("--apply", is_flag=True, help="Also change what exists and is otherwise than the fleet needs.")
 @json_option
 @target_options
-def provision(
-    *, replicas: int | None, lease_s: float | None, max_bytes: int | None, as_json: bool, target: Target
-) -> None:
-    """Create or update the streams of a pool. With accounts this takes the admin's credentials."""
-    finish(lambda: _provision(replicas, lease_s, max_bytes, as_json=as_json, target=target))
+def provision(*, as_json: bool, target: Target, **given: Any) -> None:
+    """Create the streams of a pool, and change what is asked for. With accounts this takes the admin's credentials.
+
+    What exists with other settings than the fleet needs is named and left, unless --apply says to change it.
+    """
+    finish(lambda: _provision(target, given, as_json=as_json))
 
 
-async def _provision(
-    replicas: int | None, lease_s: float | None, max_bytes: int | None, *, as_json: bool, target: Target
-) -> int:
-    settings = BusSettings(urls=target.urls, creds=target.creds, nkey_seed=target.nkey, name="nexofork-provision")
+async def _provision(target: Target, given: dict[str, Any], *, as_json: bool) -> int:
+    settings = BusSettings(
+        urls=target.urls, creds=target.creds, nkey_seed=target.nkey, ca=target.ca, name="nexofork-provision"
+    )
     async with open_bus(settings) as bus:
-        done = await provision_pool(bus, pool=target.pool, lease_s=lease_s, replicas=replicas, max_bytes=max_bytes)
+        with patience("Making the streams"):
+            done = await provision_pool(bus, pool=target.pool, repair=given.pop("apply"), **given)
     streams = [stream["name"] for stream in stream_settings(target.pool)]
     consumer = f"{log_stream(target.pool)}/{CONSUMER}"
     if as_json:

@@ -9,17 +9,15 @@ import click
 from nexofork.bus.presence import PresenceBoard
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.options import json_option, target_options
-from nexofork.cli.output import brief, coloured, print_json, print_table
-from nexofork.cli.run_listing import list_runs
+from nexofork.cli.output import print_json
+from nexofork.cli.patience import patience
+from nexofork.cli.ps_lines import daemon_lines, daemon_object, run_lines
+from nexofork.cli.ps_watch import Watched, watch_pool
 from nexofork.cli.session import finish, open_target
+from nexofork.client.run_listing import list_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
     from nexofork.cli.options import Target
-    from nexofork.cli.run_listing import RunRow
-    from nexofork.wire.messages import Presence
 
 __all__ = ["ps"]
 
@@ -28,90 +26,36 @@ _SHOWN = 50
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also runs that keep no transcript, and all of a long list.")
+@click.option("--parent", metavar="ID", help="Only runs of this parent (FleetSettings.parent_id).")
+@click.option("--group", help="Only runs of this group.")
+@click.option("-w", "--watch", is_flag=True, help="Go on showing what changes, until q or Ctrl-C.")
 @json_option
 @target_options
-def ps(*, everything: bool, as_json: bool, target: Target) -> None:
-    """Show the runs and daemons of a pool, the newest run first."""
-    finish(lambda: _ps(everything=everything, as_json=as_json, target=target))
+def ps(*, watch: bool, as_json: bool, target: Target, everything: bool, parent: str | None, group: str | None) -> None:
+    """Show the runs and daemons of a pool, the newest run first.
+
+    With --watch a terminal shows hosts, slots, runs, cache hits and spending as they change, whoever runs first; a
+    pipe gets a line for each change, with --json an object: everything there is as `state`, then `run`, `daemon` and
+    `daemon_gone`. Leaving it is exit code 0.
+    """
+    chosen = Watched(pool=target.pool, everything=everything, parent=parent, group=group)
+    if watch:
+        finish(lambda: watch_pool(chosen, as_json=as_json, target=target))
+    finish(lambda: _ps(chosen, as_json=as_json, target=target))
 
 
-async def _ps(*, everything: bool, as_json: bool, target: Target) -> int:
+async def _ps(chosen: Watched, *, as_json: bool, target: Target) -> int:
     async with open_target(target) as bus:
-        rows = await list_runs(bus, target.pool)
-        daemons = await PresenceBoard(bus).daemons(target.pool)
-    rows = [row for row in rows if everything or not row.skip_transcript]
+        with patience("Listing the runs"):
+            rows = await list_runs(bus, chosen.pool, parent=chosen.parent, group=chosen.group)
+        daemons = await PresenceBoard(bus).daemons(chosen.pool)
+    rows = [row for row in rows if chosen.shows(row)]
     if as_json:
-        print_json({"runs": [row.to_json() for row in rows], "daemons": [_daemon(one) for one in daemons]})
+        print_json({"runs": [row.to_json() for row in rows], "daemons": [daemon_object(one) for one in daemons]})
         return OK
-    _print_daemons(daemons)
-    click.echo()
-    _print_runs(rows if everything else rows[:_SHOWN])
-    if not everything and len(rows) > _SHOWN:
-        click.echo(f"and {len(rows) - _SHOWN} older ones; --all shows them")
+    shown = rows if chosen.everything else rows[:_SHOWN]
+    for line in (*daemon_lines(daemons), "", *run_lines(shown)):
+        click.echo(line)
+    if len(shown) < len(rows):
+        click.echo(f"and {len(rows) - len(shown)} older ones; --all shows them")
     return OK
-
-
-def _daemon(presence: Presence) -> dict[str, Any]:
-    identity = presence.daemon
-    return {
-        "name": identity.name,
-        "host": identity.host,
-        "instance": identity.instance,
-        "nkey": identity.nkey,
-        "pool": presence.pool,
-        "slots": presence.slots,
-        "running": presence.running,
-        "draining": presence.draining,
-        "version": presence.version,
-        "workspace_id": presence.workspace_id,
-        "sandbox": presence.sandbox,
-    }
-
-
-def _print_daemons(daemons: Sequence[Presence]) -> None:
-    if not daemons:
-        click.echo("No daemons. Start one with `nexofork daemon`.")
-        return
-    rows = [
-        (
-            brief(one.daemon.name, 30),
-            brief(one.daemon.host, 30),
-            f"{one.running}/{one.slots}",
-            one.pool,
-            brief(one.version, 20),
-            "draining" if one.draining else "",
-        )
-        for one in daemons
-    ]
-    print_table(("daemon", "host", "slots", "pool", "version", ""), rows, right=frozenset({2}))
-
-
-def _print_runs(rows: Sequence[RunRow]) -> None:
-    if not rows:
-        click.echo("No runs.")
-        return
-    cells = [
-        (
-            row.run_id,
-            coloured(row.status),
-            row.last,
-            brief(row.daemon or "-", 24),
-            str(row.epoch),
-            "-" if row.turns is None else str(row.turns),
-            _age(row.to_json()["age_s"]),
-            brief(row.directive or row.label, 40),
-        )
-        for row in rows
-    ]
-    print_table(
-        ("run", "status", "last", "daemon", "epoch", "turns", "age", "directive"), cells, right=frozenset({4, 5, 6})
-    )
-
-
-def _age(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"

@@ -12,7 +12,8 @@ from nexofork.bus.embedded import EmbeddedServer
 from nexofork.bus.failures import ServerFailed
 from nexofork.bus.provisioning import provision
 from nexofork.cli.exit_codes import OK
-from nexofork.cli.options import token
+from nexofork.cli.options import json_option, token
+from nexofork.cli.output import print_json
 from nexofork.cli.session import finish, on_signals
 from nexofork.wire.subjects import DEFAULT_POOL
 
@@ -29,27 +30,31 @@ _LOOPBACK = ("127.", "localhost", "::1")
 @click.option(
     "--pool", type=token, metavar="NAME", default=DEFAULT_POOL, show_default=True, help="The pool to provision."
 )
-def serve(*, port: int, host: str, store: Path | None, pool: str) -> None:
+@json_option
+def serve(*, port: int, host: str, store: Path | None, pool: str, as_json: bool) -> None:
     """Run a NATS server for one machine; stops with Ctrl-C.
 
-    Prints `ready URL` when it can be used. It has one account and no passwords, so parents and daemons are kept apart
-    by their code alone.
+    Prints `ready URL` when it can be used, with --json an object `ready`. It has one account and no passwords, so
+    parents and daemons are kept apart by their code alone.
     """
-    finish(lambda: _serve(port, host, store, pool))
+    finish(lambda: _serve(port, host, store, pool, as_json=as_json))
 
 
-async def _serve(port: int, host: str, store: Path | None, pool: str) -> int:
+async def _serve(port: int, host: str, store: Path | None, pool: str, *, as_json: bool) -> int:
     stop = asyncio.Event()
     on_signals(stop.set)
     async with EmbeddedServer(port=port, store_dir=store, host=host) as server:
         async with open_bus(BusSettings(urls=(server.url,), name="nexofork-serve")) as bus:
-            await provision(bus, pool=pool, lease_s=None)
+            await provision(bus, pool=pool, lease_s=None, repair=True)  # the server is ours alone
         click.echo(_promise(store), err=True)
         if not host.startswith(_LOOPBACK):
             click.echo(
                 f"Warning: {host} can be reached from outside, and this server asks nobody who they are.", err=True
             )
-        click.echo(f"ready {server.url}")
+        if as_json:
+            print_json({"event": "ready", "url": server.url, "pool": pool, "store": server.store_dir})
+        else:
+            click.echo(f"ready {server.url}")
         await _until(stop, server)
     return OK
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -15,10 +16,13 @@ import uvloop
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.provisioning import provision
 from nexofork.cli.exit_codes import INTERRUPTED, code_of, expected_error
+from nexofork.cli.patience import patience
 from nexofork.errors import NexoforkError
+from nexofork.telemetry.settings import TelemetrySettings, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+    from contextlib import AbstractContextManager
 
     from nexofork.bus.connection import Bus
     from nexofork.cli.options import Target
@@ -26,10 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["finish", "on_signals", "open_target"]
 
 
-def finish(work: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
+def finish(work: Callable[[], Coroutine[Any, Any, int]], *, exports: bool = True) -> NoReturn:
     """Run a command to its end and leave with its exit code.
 
     A first SIGINT or SIGTERM cancels the work, which may clean up; a second one cancels the cleaning up.
+
+    Args:
+        work: What the command does.
+        exports: Whether its traces go where the environment says; not where it sees to that itself.
 
     Raises:
         click.exceptions.Exit: Always, but for
@@ -37,7 +45,8 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
     """
     logging.basicConfig(level=logging.WARNING, format="nexofork: %(message)s", stream=sys.stderr)
     try:
-        code = uvloop.run(_interruptible(work()))
+        with _telemetry() if exports else nullcontext():
+            code = uvloop.run(_interruptible(work()))
     except asyncio.CancelledError:
         code = INTERRUPTED
     except (NexoforkError, BrokenPipeError, BaseExceptionGroup) as exc:
@@ -49,6 +58,17 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
         click.echo(f"Error: {' '.join(str(error).split())}", err=True)
         code = code_of(error)
     raise click.exceptions.Exit(code)
+
+
+def _telemetry() -> AbstractContextManager[object]:
+    settings = read_settings()
+    if settings == TelemetrySettings():
+        return nullcontext()
+    # The SDK takes as long to load as all else together: only where it is used.
+    opened: AbstractContextManager[object] = import_module("nexofork.telemetry.setup").open_telemetry(
+        settings, service="nexofork"
+    )
+    return opened
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
@@ -72,8 +92,11 @@ async def open_target(target: Target, *, name: str = "nexofork-cli") -> AsyncIte
     Raises:
         BusError: NATS was not reached or refused.
     """
-    settings = BusSettings(urls=target.urls, creds=target.creds, nkey_seed=target.nkey, name=name)
-    async with open_bus(settings) as bus:
-        # The lease is the operators' setting: whoever only uses the fleet leaves it alone.
-        await provision(bus, pool=target.pool, lease_s=None)
+    settings = BusSettings(urls=target.urls, creds=target.creds, nkey_seed=target.nkey, ca=target.ca, name=name)
+    async with AsyncExitStack() as stack:
+        places = ", ".join(url.rpartition("@")[2] for url in target.urls)  # without a password
+        with patience(f"Connecting to {places}"):
+            bus = await stack.enter_async_context(open_bus(settings))
+            # The lease is the operators' setting: whoever only uses the fleet leaves it alone.
+            await provision(bus, pool=target.pool, lease_s=None)
         yield bus

@@ -1,7 +1,8 @@
 """`nexofork simulate`: run the simulated provider and say what every request read, wrote and cost.
 
 Point any Anthropic client at it with a base URL; no key and no network are needed. Invariant: the first line printed
-is ``ready <url>``, the last one is the total, and between them there is one line per request.
+is ``ready <url>``, the last one is the total, and between them there is one line per request; with
+``--json`` the same as objects.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class _Totals:
 @click.option("--script", type=JSON_FILE, help="JSON file with rules for what the model says.")
 @click.option("--config", type=JSON_FILE, help="JSON file with simulator settings (workspaces, rate_limits, ...).")
 @click.option("--time-scale", type=float, default=None, help="Simulated seconds per real second, for cache expiry.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per request instead of a line of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print objects: ready, one per request, total.")
 def simulate(
     host: str | None,
     port: int | None,
@@ -63,7 +64,9 @@ def simulate(
         given: dict[str, Any] = {"host": host, "port": port, "time_scale": time_scale}
         settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
         asyncio.run(_serve(settings, _read(script) if script else None, as_json))
-    except (ValueError, TypeError, OSError) as exc:
+    except OSError as exc:
+        raise click.ClickException(f"{exc}. Choose another port, or name a file that can be read.") from exc
+    except (ValueError, TypeError) as exc:
         raise click.ClickException(str(exc)) from exc
 
 
@@ -76,13 +79,16 @@ async def _serve(settings: SimulatorConfig, script: Any, as_json: bool) -> None:
 
     def report(record: RequestRecord) -> None:
         totals.add(record)
-        click.echo(json.dumps(record.as_json()) if as_json else _line(record))
+        click.echo(json.dumps({"event": "request", **record.as_json()}) if as_json else _line(record))
 
     async with Simulator(settings, on_request=report) as simulator:
         if script is not None:
             simulator.load_script(script)
-        click.echo(f"ready {simulator.url}")
+        click.echo(json.dumps({"event": "ready", "url": simulator.url}) if as_json else f"ready {simulator.url}")
         await stop.wait()
+    if as_json:
+        click.echo(json.dumps({"event": "total", **asdict(totals)}))
+        return
     click.echo(
         f"total {totals.requests} requests  read {totals.read}  written {totals.written}  fresh {totals.fresh}  "
         f"output {totals.output}  ${totals.price_usd:.6f}"

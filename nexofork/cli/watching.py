@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from nexofork.client.handle import ForkHandle
     from nexofork.engine.result import ForkResult
 
-__all__ = ["Watch"]
+__all__ = ["INTERRUPTED_NOTE", "Watch"]
+
+INTERRUPTED_NOTE = "interrupted on the command line"
 
 _TICK_S = 1.0
 _FIRST_NOTICE_S = 3.0
 _NOTICE_EVERY_S = 30.0
 _DOWN_S = 120.0
+_LAST_WORDS_S = 10.0
 
 
 class Watch:
@@ -58,11 +61,27 @@ class Watch:
         self._unclaimed.add(handle.run_id)
         self._feeds.append(self._tasks.create_task(self._feed(handle)))
 
-    def ended(self, result: ForkResult) -> None:
-        """Take a result that was had in another way."""
-        if result.run_id not in self._results:
-            self._results[result.run_id] = result
-            self._sink.event(result.run_id, ForkEnded(result=result))
+    async def abort(self, note: str) -> None:
+        """Abort the runs that are not over, and give the daemons a moment to report their ends."""
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S), asyncio.TaskGroup() as tasks:
+                for handle in self.open:
+                    tasks.create_task(self._abort(handle, note))
+        except TimeoutError:
+            self._sink.note(
+                f"{counted(len(self.open), 'run')} did not report an end within {_LAST_WORDS_S:g} s; "
+                "see `nexofork ps` for what became of them."
+            )
+
+    async def _abort(self, handle: ForkHandle, note: str) -> None:
+        try:
+            await handle.abort(note)
+            result = await handle.result()
+        except BusError as exc:
+            self._sink.note(f"Run {handle.run_id} was not aborted: {exc}")
+            return
+        self._results[handle.run_id] = result
+        self._sink.event(handle.run_id, ForkEnded(result=result))
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -111,7 +130,7 @@ class Watch:
         except BusError:
             return  # the connection's own trouble is told elsewhere
         free = sum(max(daemon.slots - daemon.running, 0) for daemon in daemons)
-        advice = "They take turns." if daemons else "Start one with `nexofork daemon`."
+        advice = "They take turns." if daemons else f"Start one with `nexofork daemon --pool {self._pool}`."
         limit = ""
         if self._queue_limit_s:
             limit = f" A run is given up after {self._queue_limit_s:g} s if no daemon is there that could take it."

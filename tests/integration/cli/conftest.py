@@ -22,19 +22,23 @@ from nexofork.bus.embedded import EmbeddedServer
 from nexofork.cli import run_command
 from nexofork.simulator import simulator_thread
 from tests.support.conversation import KEY, request
+from tests.support.fleet import restartable
 from tests.support.nats import accounts_server
+from tests.support.terminals import at_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from nexofork.simulator import ThreadedSimulator
+    from tests.support.terminals import Terminal
     from tests.support.witness import Witness
 
-__all__ = ["World", "accounts_server"]
+__all__ = ["World", "accounts_server", "restartable"]
 
 _NEXOFORK = Path(sys.executable).with_name("nexofork")
 _LIMIT_S = 30.0
-_FOREIGN = ("ANTHROPIC_", "NATS_", "NEXOFORK_PRICES", "NO_COLOR")
+_FOREIGN = ("ANTHROPIC_", "NATS_", "NEXOFORK_PRICES", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,11 @@ class World:
             finally:
                 process.kill()
 
+    def at_terminal(self, *arguments: str | Path, **options: Any) -> AbstractContextManager[Terminal]:
+        """Start a command at a terminal; it is gone at the end of the block."""
+        environment = {**self.environment, "TERM": "xterm", **options.pop("environment", {})}
+        return at_terminal([str(_NEXOFORK), *map(str, arguments)], environment, **options)
+
     def forking(self, *directives: str) -> list[str]:
         """The arguments that fork the parent's conversation."""
         files = ["fork", "--request", str(self.request), "--reply", str(self.reply), "--pool", self.pool]
@@ -107,7 +116,8 @@ class World:
     @contextmanager
     def daemon(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A daemon of this world's pool that can take work."""
-        with self.start("daemon", "--pool", self.pool, *arguments, stderr=subprocess.DEVNULL) as process:
+        bare = () if "--sandbox" in arguments else ("--sandbox", "none")
+        with self.start("daemon", "--pool", self.pool, *bare, *arguments, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             yield process
@@ -118,15 +128,17 @@ def objects(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def until(process: subprocess.Popen[str], event: str) -> list[dict[str, Any]]:
-    """What a command printed, up to and with the first event of this name."""
+def until(process: subprocess.Popen[str], *events: str) -> list[dict[str, Any]]:
+    """What a command printed, up to and with the last of these events; each is awaited once, in any order."""
     assert process.stdout is not None
-    found = []
+    found, left = [], list(events)
     for line in process.stdout:
         found.append(json.loads(line))
-        if found[-1]["event"] == event:
+        if found[-1]["event"] in left:
+            left.remove(found[-1]["event"])
+        if not left:
             return found
-    raise AssertionError(f"it ended without {event}: {found}, {process.stderr.read() if process.stderr else ''}")
+    raise AssertionError(f"it ended without {left}: {found}, {process.stderr.read() if process.stderr else ''}")
 
 
 @pytest.fixture(scope="session")
@@ -163,6 +175,6 @@ def own_pool(world: World) -> World:
 def _parent_turn(world: World) -> None:
     body = json.dumps(request(), separators=(",", ":")).encode()
     world.request.write_bytes(body)
-    head = {"x-api-key": KEY, "anthropic-version": "2023-06-01", "content-type": "application/json"}
+    head = {"x-api-key": KEY, "anthropic-version": "2026-10-21", "content-type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{world.sim.url}/v1/messages", data=body, headers=head)) as got:
         world.reply.write_bytes(got.read())

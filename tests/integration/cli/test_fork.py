@@ -60,6 +60,18 @@ def test_json_is_one_object_per_finished_child(world: World) -> None:
         assert [set(one) >= USAGE for one in child["calls"]] == [True]
 
 
+def test_a_tool_runs_as_what_its_name_was_said_to_mean(world: World) -> None:
+    """The parent's `Bash` is our Glob here, for the daemon and in the events."""
+    globs = says("Find.", {"tools": [call(pattern="*.md", path="/nowhere")]}, "Done.")
+
+    done = world.run(*world.forking(globs), "--events", "--tool-name", "Bash=Glob")
+
+    tools = [event for event in objects(done.stdout) if event["event"].startswith("tool_")]
+    assert done.returncode == 0, done.stderr
+    assert tools[0]["name"] == "Glob"
+    assert tools[-1]["is_error"]
+
+
 def test_events_are_everything_as_it_happens(world: World) -> None:
     """The events of a run in order; the last one is the whole result."""
     done = world.run(*world.forking(ECHOES), "--events")
@@ -87,13 +99,15 @@ def test_events_come_while_the_run_goes_on(world: World) -> None:
 
 
 def test_people_get_progress_and_a_table(world: World) -> None:
-    """Without a terminal every event is a plain line on stderr, and the table is all there is on stdout."""
+    """Without a terminal every event is a plain line on stderr; the reports and the table are on stdout."""
     done = world.run(*world.forking("Look around.", "Look again."))
 
     assert done.returncode == 0
     assert "Look around." in done.stderr
     assert "claimed by d1" in done.stderr
-    header, first, second, *_, summary = done.stdout.splitlines()
+    reports, _, table = done.stdout.rpartition("\n\nfork ")
+    assert reports.count("Result: Done.") == 2
+    header, first, second, *_, summary = f"fork {table}".splitlines()
     assert header.split() == ["fork", "status", "daemon", "read", "written", "fresh", "hit", "$"]
     assert first.split()[2:4] == ["completed", "d1"]
     assert second.startswith("Look again.")
@@ -135,7 +149,7 @@ def test_ctrl_c_aborts_the_children(world: World, number: signal.Signals) -> Non
     ids = [uuid.uuid4().hex, uuid.uuid4().hex]
     given = [word for run_id in ids for word in ("--run-id", run_id)]
     with world.start(*world.forking(SLEEPS, SLEEPS), *given, "--events") as process:
-        until(process, "tool_started")
+        until(process, "tool_started", "tool_started")  # both: one that is not requested yet has no end to report
         process.send_signal(number)
         printed, errors = process.communicate(timeout=20)
 
@@ -146,6 +160,23 @@ def test_ctrl_c_aborts_the_children(world: World, number: signal.Signals) -> Non
     assert errors.splitlines()[-1] == "Aborting 2 runs."
     for run_id in ids:
         assert "abort" in [entry["event"] for entry in objects(world.ask("logs", run_id, "--json").stdout)]
+
+
+def test_ctrl_c_ends_what_is_requested_and_what_is_not_yet(own_pool: World) -> None:
+    """Of more children than may wait for a daemon at once, those requested end as aborted, the others never begin."""
+    ids = [uuid.uuid4().hex for _ in range(66)]
+    given = [word for run_id in ids for word in ("--run-id", run_id)]
+    with own_pool.start(*own_pool.forking(*["Look."] * 66), *given, "--events") as process:
+        until(process, *["requested"] * 64)
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=20)
+
+    assert process.returncode == 130, errors
+    ends = {event["run_id"]: event["status"] for event in objects(printed) if event["event"] == "final"}
+    assert ends == dict.fromkeys(ids[:64], "aborted")
+    assert errors.splitlines()[-1] == "Aborting 66 runs."
+    [seen] = objects(own_pool.ask("ps", "--all", "--json", *own_pool.at).stdout)
+    assert {row["run_id"] for row in seen["runs"]} == set(ids[:64])
 
 
 def test_without_a_daemon_the_wait_is_explained(own_pool: World) -> None:
@@ -234,6 +265,7 @@ def test_a_workspace_can_be_given(own_pool: World) -> None:
     assert "header anthropic-workspace-id" not in done.stderr
 
 
+@pytest.mark.alone
 def test_an_unreachable_nats_is_exit_code_3_and_quick(world: World) -> None:
     """One line says where it was looked for and what to do."""
     began = time.monotonic()
@@ -313,3 +345,16 @@ def test_children_of_several_calls_share_a_group_budget(world: World) -> None:
     assert child["budget"]["spent"] > 5_000
     (listing,) = objects(world.ask("ps", "--all", "--json", *world.at).stdout)
     assert not [run["run_id"] for run in listing["runs"] if run["run_id"].startswith("budget-")]
+
+
+def test_a_child_has_the_filters_it_was_given(world: World) -> None:
+    """Both must allow: the profile has the shell, and read-only keeps it from writing."""
+    directive = says(
+        "Work.", {"tools": [call(command="touch made")]}, {"tools": [call(command="pwd")]}, {"text": "Ok."}
+    )
+    filters = ("--filter", "profile:shell", "--filter", "readonly")
+    told = world.ask(*world.forking(directive), *filters, "--events")
+
+    finished = [event for event in objects(told.stdout) if event["event"] == "tool_finished"]
+    assert told.returncode == 0
+    assert [event["is_error"] for event in finished] == [True, False]

@@ -60,4 +60,5 @@ def test_a_stranger_is_not_let_in(accounts_server: AccountsServer, world: World,
 def _stranger(folder: Path) -> Path:
     seed = folder / "stranger.nk"
     seed.write_text("SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY\n")
+    seed.chmod(0o600)
     return seed

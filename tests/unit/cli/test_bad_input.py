@@ -76,6 +76,11 @@ def test_a_reply_that_is_none(files: Files, capfd: pytest.CaptureFixture[str], c
         (["-d", ""], "directive is empty"),
         (["-d", "Look.", "-d", "  "], "directive is empty"),
         (["-d", "a <fork-boilerplate> b"], "fork-boilerplate"),
+        (["-d", "Look.", "--tool-name", "bash"], "'bash' does not name two tools; write it as THEIRS=OURS"),
+        (["-d", "Look.", "--tool-name", "=Bash"], "does not name two tools"),
+        (["-d", "Look.", "--tool-name", "sh=Shell"], "no tool 'Shell' for 'sh' to mean; known are Bash, FileRead"),
+        (["-d", "Look.", "--tool-name", "sh=Bash"], "The parent's tools have no 'sh' to map to Bash; they are: none"),
+        (["-d", "Look.", "--tool-name", "sh=Bash", "--tool-name", "sh=Grep"], "two meanings, Bash and Grep"),
         (["-d", "Look.", "--header", "no colon"], "'no colon' is not a header"),
         (["-d", "Look.", "--header", "a b:c"], "is not a header"),
         (["-d", "Look.", "--header", "a:"], "is not a header"),
@@ -115,6 +120,22 @@ def test_a_reply_that_is_none(files: Files, capfd: pytest.CaptureFixture[str], c
         (["-d", "Look.", "--creds", "/no/such/file"], "/no/such/file"),
         (["-d", "Look.", "--detach", "--events"], "--detach"),
         (["-d", "Look.", "--detach", "--on-parent-gone", "abort"], "--detach"),
+        (["-d", "Look.", "--filter", "read-only"], "There is no filter 'read-only' here. Filters: allow-all, automem"),
+        (["-d", "Look.", "--filter", ""], "There is no filter ''"),
+        (["-d", "Look.", "--filter", "automem"], "'automem' takes one argument"),
+        (["-d", "Look.", "--filter", "automem:"], "'automem' takes one argument"),
+        (["-d", "Look.", "--filter", "automem:/no/such/folder"], "'/no/such/folder' is not a folder on this host"),
+        (["-d", "Look.", "--filter", "profile:nope"], "There is no profile 'nope'. Profiles: edit, explore"),
+        (["-d", "Look.", "--filter", "readonly:x"], "'readonly' takes no argument"),
+        (["-d", "Look.", "--filter", "readonly", "--filter", "nope"], "There is no filter 'nope'"),
+        (["-d", "Look.", "--permissions", "maybe"], "'maybe' is neither a mode nor a file"),
+        (["-d", "Look.", "--permissions", "deny", "--allow", "Bash("], "The rule 'Bash(' cannot be read"),
+        (["-d", "Look.", "--deny", "Glob(x)"], "The rule 'Glob(x)' has a pattern"),
+        (["-d", "Look.", "--allow", "Bash"], "the mode `allow` lets everything run"),
+        (["-d", "Look.", "--permission-deadline", "0"], "0 is too short"),
+        (["-d", "Look.", "--workspace", "svn:x"], "--workspace 'svn:x' is none of none, path:DIR and git:DIR"),
+        (["-d", "Look.", "--workspace", "git:"], "--workspace 'git:' is none of"),
+        (["-d", "Look.", "--include-ignored"], "--include-ignored goes with --workspace git:DIR"),
         (["-d", "Look.", "--nope"], "--nope"),
         ([], "--directive"),
     ],
@@ -124,23 +145,6 @@ def test_options_that_are_wrong(
 ) -> None:
     """The line names the option or the value."""
     assert words in refusal(capfd, "fork", "--request", files.write("r.json", GOOD), *arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("--permissions", "bubble"),
-        ("--permissions", "deny"),
-        ("--permission-deadline", "5"),
-        ("--filter", "read-only"),
-        ("--workspace", "git:."),
-        ("--workspace", "path:/tmp"),
-    ],
-)
-def test_what_comes_later_is_refused(files: Files, capfd: pytest.CaptureFixture[str], name: str, value: str) -> None:
-    """Never ignored: a child without its budget or its filter would not be what was asked for."""
-    line = refusal(capfd, "fork", "--request", files.write("r.json", GOOD), "-d", "Look.", name, value)
-    assert f"{name} {value} comes with a later version; leave it out." in line
 
 
 def test_what_is_so_anyway_may_be_said(files: Files, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from nexofork.cli import run_command
 
 NEXOFORK = Path(sys.executable).with_name("nexofork")
 COMMANDS = [
-    *("demo", "fork", "estimate", "wait", "ps", "logs", "cost", "explain", "attach", "abort", "answer"),
-    *("daemon", "serve", "provision", "simulate"),
+    *("demo", "fork", "estimate", "wait", "ps", "logs", "cost", "explain", "attach", "abort"),
+    *("message", "wake", "fetch", "answer", "sidecar", "eval", "agents", "daemon", "config", "doctor", "serve"),
+    *("provision", "auth", "simulate", "completion"),
 ]
 
 
@@ -40,28 +43,89 @@ def test_the_daemon_explains_itself() -> None:
     assert shown.stdout.startswith("Usage: nexofork daemon [OPTIONS]")
 
 
+@pytest.mark.alone
 def test_help_is_quick() -> None:
-    """A start takes under 150 ms; on a busy machine some of them do."""
-    assert any(_start_s() < 0.15 for _ in range(10))
+    """A start takes under 150 ms; counted in the processor's time, because others may keep it busy."""
+    assert min(_start_s() for _ in range(5)) < 0.15
 
 
 def _start_s() -> float:
-    began = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([str(NEXOFORK), "--help"], capture_output=True, check=True)
-    return time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def test_help_imports_nothing_heavy() -> None:
-    """Neither NATS nor the provider's SDK nor the models."""
+@pytest.mark.parametrize("words", ["'--help'", "'--version'", "'frok'", "'completion', 'bash'"])
+def test_what_needs_no_fleet_imports_nothing_heavy(words: str) -> None:
+    """Of all that is installed, click and a few modules of our own; no library that a fleet needs, and no asyncio."""
     code = (
-        "import sys; from nexofork.cli import run_command; run_command(arguments=['--help']); "
-        "print([name for name in ('anthropic', 'nats', 'pydantic', 'uvloop', 'asyncio') if name in sys.modules])"
+        "import sys; before = set(sys.modules); from nexofork.cli import run_command; "
+        f"run_command(arguments=[{words}]); "
+        "new = set(sys.modules) - before; print(); "
+        "ours = sorted(name for name in new if name.startswith('nexofork')); "
+        "others = {name.partition('.')[0] for name in new} - set(sys.stdlib_module_names) - {'nexofork'}; "
+        "print(sorted(others), 'asyncio' in new, len(ours) < 8, len(new) < 130)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.splitlines()[-1] == "[]"
+    assert shown.stdout.splitlines()[-1] == "['click'] False True True"
 
 
-def test_an_unknown_command_is_bad_usage(capfd: pytest.CaptureFixture[str]) -> None:
-    """One line names it."""
-    assert run_command(arguments=["frok"]) == 2
-    assert "frok" in capfd.readouterr().err
+def test_names_are_completed_without_loading_commands() -> None:
+    """A shell asks at every press of the key."""
+    code = (
+        "import os, sys; from nexofork.cli import run_command\n"
+        "try: run_command(name='nexofork')\n"
+        "finally: print('|'.join(name for name in sys.modules if name in ('pydantic', 'nats', 'asyncio')) + '.')"
+    )
+    asked = {"_NEXOFORK_COMPLETE": "bash_complete", "COMP_WORDS": "nexofork a", "COMP_CWORD": "1"}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **asked})
+    assert shown.stdout.split() == [*(f"plain,{name}" for name in ("attach", "abort", "answer", "agents", "auth")), "."]
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("ps --wa", "--watch"), ("daemon --sl", "--slots"), ("auth ro", "rotate"), ("cost --by mo", "model")],
+)
+def test_options_and_their_values_are_completed(words: str, completed: str) -> None:
+    """Those of the daemon, which is another program, too."""
+    asked = {"_NEXOFORK_COMPLETE": "bash_complete", "COMP_WORDS": f"nexofork {words}"}
+    asked["COMP_CWORD"] = str(len(words.split()))
+    shown = subprocess.run([str(NEXOFORK)], capture_output=True, text=True, env={**os.environ, **asked}, check=True)
+    assert shown.stdout.splitlines() == [f"plain,{completed}"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_read_its_completion(shell: str, tmp_path: Path) -> None:
+    """What is printed is a script of that shell, as far as the shell is installed here to say so."""
+    shown = subprocess.run([str(NEXOFORK), "completion", shell], capture_output=True, text=True, check=True)
+    script = tmp_path / "script"
+    script.write_text(shown.stdout)
+
+    assert f"_NEXOFORK_COMPLETE={shell}_complete" in shown.stdout
+    assert shown.stderr == ""
+    if found := shutil.which(shell):
+        subprocess.run([found, "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("frok", "No such command 'frok'. Did you mean `nexofork fork`?"),
+        ("kill", "Did you mean `nexofork abort`?"),
+        ("top", "Did you mean `nexofork ps --watch`"),
+        ("auth lst", "Did you mean `nexofork auth list`?"),
+        ("agents sohw", "Did you mean `nexofork agents show`?"),
+        ("xyzzy", "No such command 'xyzzy'. See `nexofork --help`."),
+        ("ps --jsn", "--json"),
+        ("attach r1 --josn", "--json"),
+        ("--json ps", "Options of a command stand behind it"),
+        ("completion tcsh", "'bash', 'zsh', 'fish'"),
+    ],
+)
+def test_what_is_mistyped_is_named_with_the_nearest(words: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Commands, commands of groups, names that other programs have for them, and options; in one line."""
+    assert run_command(arguments=words.split(), name="nexofork") == 2
+    shown = capfd.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1

@@ -1,0 +1,44 @@
+"""A group of commands that helps whoever mistypes one. It imports nothing heavy: `--help` waits for it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import click
+
+__all__ = ["HelpfulGroup"]
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("list", "ls", "status", "runs"), "ps"),
+    **dict.fromkeys(("top", "watch"), "ps --watch"),
+    **dict.fromkeys(("kill", "stop", "cancel"), "abort"),
+    **dict.fromkeys(("send", "say"), "message"),
+    **dict.fromkeys(("resume", "continue"), "wake"),
+    **dict.fromkeys(("allow", "deny"), "answer"),
+    **dict.fromkeys(("run", "spawn"), "fork"),
+    "tail": "logs -f",
+    "version": "--version",
+    "help": "--help",
+}
+"""What other programs call these things; only said where the group has the command."""
+
+
+class HelpfulGroup(click.Group):
+    """Names the nearest command where there is none of the given name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; options are left to click."""
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            raise click.UsageError(f"No such command {name!r}.{self._advice(ctx, name)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def _advice(self, ctx: click.Context, name: str) -> str:
+        names = self.list_commands(ctx)
+        near = get_close_matches(name, names, n=2)
+        other = _OTHER_NAMES.get(name, "")
+        if other and (other.startswith("-") or other.split()[0] in names):
+            near = [other, *(one for one in near if one != other)]
+        return f" Did you mean {' or '.join(f'`{ctx.command_path} {one}`' for one in near)}?" if near else ""

@@ -1,0 +1,143 @@
+"""What is wrong around a command or daemon is called by its name: streams, certificates, disks, ports, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+from nexofork.bus.jetstream import call
+from nexofork.bus.provisioning import provision
+from nexofork.wire.streams import log_stream
+from tests.support.certificates import make_authority, make_certificate
+from tests.support.nats import SMALL, AccountsServer, ServerProcess, connected, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.cli.conftest import World
+
+BARE = ("--sandbox", "none")
+
+
+def checks(world: World, folder: Path, *options: str | Path, **more: Any) -> dict[str, dict[str, str]]:
+    """What the doctor says, by check."""
+    shown = world.run("doctor", *BARE, "--state-dir", folder, "--json", *options, **more)
+    return {check["name"]: check for check in json.loads(shown.stdout)["checks"]}
+
+
+def test_a_stream_that_differs_is_named_and_changed_only_when_told(own_pool: World, tmp_path: Path) -> None:
+    """By the doctor, by a daemon that does not start, and by `provision`, until it is told to apply."""
+
+    async def spoil() -> None:
+        async with connected(own_pool.nats) as bus:
+            await provision(bus, pool=own_pool.pool, max_bytes=SMALL)
+            info = await call(bus, f"STREAM.INFO.{log_stream(own_pool.pool)}")
+            await call(
+                bus,
+                f"STREAM.UPDATE.{log_stream(own_pool.pool)}",
+                {**info["config"], "discard": "old", "discard_new_per_subject": False},
+            )
+
+    asyncio.run(spoil())
+    difference = f'stream {log_stream(own_pool.pool)} has discard "old" and needs "new"'
+    for _ in range(2):
+        found = checks(own_pool, tmp_path, *own_pool.at)["streams"]
+        assert (found["state"], "provision --apply" in found["fix"]) == ("wrong", True)
+        assert difference in found["said"]
+    for command in ("daemon", "provision", "ps"):
+        bare = BARE if command == "daemon" else ()
+        refused = own_pool.run(command, *own_pool.at, *bare)
+        assert (refused.returncode, difference in refused.stderr) == (3, True)
+        assert "Nothing was changed" in refused.stderr
+
+    assert own_pool.run("provision", "--apply", *own_pool.at).returncode == 0
+    assert checks(own_pool, tmp_path, *own_pool.at)["streams"]["state"] == "ok"
+
+
+def test_an_expired_certificate_is_named(world: World, tmp_path: Path) -> None:
+    """By the doctor and by the daemon, with who has to renew it."""
+    ca = make_authority(tmp_path)
+    pair = make_certificate(tmp_path, ca, not_after="20210101000000Z")
+    tls = f'tls {{ cert_file: "{pair.cert}", key_file: "{pair.key}" }}'
+    server = ServerProcess(f'host: 127.0.0.1\nport: -1\nhttp: "127.0.0.1:-1"\n{tls}\n', folder=tmp_path / "server")
+    with running(server):
+        found = checks(world, tmp_path, "--nats", server.url, "--nats-ca", ca.cert)
+        refused = world.run("daemon", *BARE, "--nats", server.url, "--nats-ca", ca.cert)
+
+    assert found["nats"]["state"] == "wrong"
+    assert "certificate has expired" in found["nats"]["said"]
+    assert "renew" in found["nats"]["fix"]
+    assert (refused.returncode, "certificate has expired" in refused.stderr) == (3, True)
+
+
+def test_a_server_without_room_is_named(world: World, tmp_path: Path) -> None:
+    """A quota too small for the streams: neither a daemon nor an admin is left with a bare error number."""
+    store = f'jetstream {{ domain: fork, store_dir: "{tmp_path / "store"}", max_file: 8MB }}'
+    server = ServerProcess(f'host: 127.0.0.1\nport: -1\nhttp: "127.0.0.1:-1"\n{store}\n', folder=tmp_path / "server")
+    with running(server):
+        for command in (("daemon", *BARE), ("provision",)):
+            refused = world.run(*command, "--nats", server.url)
+            assert (refused.returncode, len(refused.stderr.splitlines()) <= 2) == (3, True)
+            assert "no room" in refused.stderr
+            assert "Give it more storage" in refused.stderr
+
+
+def test_a_full_log_is_named_by_doctor_and_fork(own_pool: World, tmp_path: Path) -> None:
+    """At 80% of its limit; new requests are refused with what to do."""
+
+    async def fill() -> None:
+        async with connected(own_pool.nats) as bus:
+            await provision(bus, pool=own_pool.pool, max_bytes=1 << 20)
+            for number in range(14):
+                await bus.request(f"agent.{own_pool.pool}.full-{number}.reports", b"x" * (64 << 10))
+
+    asyncio.run(fill())
+    found = checks(own_pool, tmp_path, *own_pool.at)["streams"]
+    assert (found["state"], "full and new requests are refused" in found["said"]) == ("wrong", True)
+    refused = own_pool.run(*own_pool.forking("Look."))
+    assert refused.returncode == 3
+    assert "full" in refused.stderr
+    assert "--max-bytes" in refused.stderr
+
+
+def test_a_port_in_use_is_named(world: World) -> None:
+    """By the server and by the simulator, with what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for command in ("serve", "simulate"):
+            refused = world.run(command, "--port", port)
+            assert refused.returncode != 0
+            assert "address already in use" in refused.stderr
+            assert port in refused.stderr
+            assert "another port" in refused.stderr
+
+
+def test_a_daemons_key_is_tried_and_a_wrong_role_is_told(
+    world: World, accounts_server: AccountsServer, tmp_path: Path
+) -> None:
+    """On a server with accounts; a stranger is not let in."""
+    at = ("--nats", accounts_server.url)
+    right = checks(world, tmp_path, *at, "--nkey", accounts_server.seeds["daemon"])
+    assert (right["roles"]["state"], right["streams"]["state"]) == ("ok", "ok"), right
+    wrong = checks(world, tmp_path, *at, "--nkey", accounts_server.seeds["admin"])["roles"]
+    assert (wrong["state"], "daemon's key" in wrong["fix"]) == ("wrong", True)
+    assert checks(world, tmp_path, *at)["nats"]["state"] == "wrong"
+
+
+def test_the_key_is_tried_only_when_asked(world: World, tmp_path: Path) -> None:
+    """`--live` makes one call; a refused key is said, and a model without a price noted."""
+    before = len(world.sim.log)
+    checks(world, tmp_path)
+    assert len(world.sim.log) == before
+    live = checks(world, tmp_path, "--live")
+    assert (live["key"]["state"], "workspace" in live["key"]["said"]) == ("ok", True), live["key"]
+    assert len(world.sim.log) == before + 1
+    bad = {**world.environment, "ANTHROPIC_API_KEY": "nonsense-5512"}
+    refused = checks(world, tmp_path, "--live", "--model", "claude-nobody-1", env=bad)
+    assert refused["key"]["state"] == "wrong"
+    assert "nonsense-5512" not in json.dumps(refused)
+    assert refused["prices"]["state"] == "note"

@@ -1,0 +1,79 @@
+"""``nexofork doctor`` says of each thing a daemon needs whether it is there, and what to do where it is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+from tests.integration.cli.conftest import _NEXOFORK
+from tests.support.sandboxes import BWRAP, needs_bubblewrap
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.cli.conftest import World
+
+HOST = ["python", "git", "sandbox", "ripgrep", "disk", "settings", "key", "prices"]
+NAMES = [*HOST, "nats", "streams", "durability", "clock", "roles"]
+
+
+def states(shown: str) -> dict[str, str]:
+    """The state of each check, from JSON."""
+    return {check["name"]: check["state"] for check in json.loads(shown)["checks"]}
+
+
+@needs_bubblewrap
+def test_a_host_that_can_run_forks_is_told_so(world: World, tmp_path: Path) -> None:
+    """One line per check, or one JSON object; the key is not shown."""
+    shown = world.run("doctor", "--state-dir", tmp_path)
+    assert shown.returncode == 0, shown.stdout
+    assert [line.split()[1] for line in shown.stdout.splitlines()] == NAMES
+    assert "bwrap works, without network" in shown.stdout
+    assert world.environment["ANTHROPIC_API_KEY"] not in shown.stdout
+
+    as_json = world.run("doctor", "--state-dir", tmp_path, "--json")
+    assert json.loads(as_json.stdout)["ok"]
+    assert list(states(as_json.stdout)) == NAMES
+
+
+def test_what_is_wrong_is_named_with_its_fix(world: World, tmp_path: Path) -> None:
+    """NATS that is not there, a missing key, a price file that is none: exit code 1; bare commands are only noted."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text("nonsense")
+    environment = {**world.environment, "NEXOFORK_PRICES": str(prices), "NATS_URL": "nats://me:pw-81fa@127.0.0.1:9"}
+    del environment["ANTHROPIC_API_KEY"]
+    shown = world.run("doctor", "--sandbox", "none", "--state-dir", tmp_path, "--json", env=environment)
+
+    assert shown.returncode == 1
+    found = states(shown.stdout)
+    assert [name for name in found if found[name] == "wrong"] == ["key", "prices", "nats"]
+    assert found["sandbox"] == "note"
+    assert all(check["fix"] for check in json.loads(shown.stdout)["checks"] if check["state"] == "wrong")
+    assert "pw-81fa" not in shown.stdout
+
+
+def test_a_pool_without_streams_is_wrong_and_stays_without(own_pool: World, tmp_path: Path) -> None:
+    """Looking makes nothing."""
+    for _ in range(2):
+        shown = own_pool.run("doctor", *own_pool.at, "--sandbox", "none", "--state-dir", tmp_path)
+        assert shown.returncode == 1
+        assert "missing: stream" in shown.stdout
+        assert "nexofork provision" in shown.stdout
+
+
+@needs_bubblewrap
+def test_a_missing_bubblewrap_is_wrong(world: World, tmp_path: Path) -> None:
+    """With the command that installs it; here it is hidden from the check by itself."""
+    assert BWRAP is not None
+    hidden = [BWRAP, "--dev-bind", "/", "/", "--ro-bind", "/dev/null", BWRAP]
+    shown = subprocess.run(
+        [*hidden, _NEXOFORK, "doctor", "--state-dir", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=world.environment,
+    )
+
+    assert shown.returncode == 1
+    assert "bubblewrap is not installed. Install bubblewrap (apt install bubblewrap)" in shown.stdout
