@@ -1,0 +1,201 @@
+"""What the chart tells a container to run is what the real programs understand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nexofork.bus.provisioning import provision
+from tests.ops.chart import CHART, ROOT, Rendered, render
+from tests.support.conversation import KEY
+from tests.support.nats import SMALL, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nexofork.bus.embedded import EmbeddedServer
+    from nexofork.simulator import ThreadedSimulator
+    from tests.support.nats import AccountsServer
+
+pytestmark = pytest.mark.ops
+
+_SECRETS = "/run/secrets/nexofork/nats"
+_PRICES = "/etc/nexofork/prices.toml"
+
+
+class Machine:
+    """Runs a container's commands without the container: the same programs, arguments and environment."""
+
+    def __init__(self, folder: Path, *, secrets: Path | None = None) -> None:
+        self.folder = folder
+        self._secrets = secrets
+        # In the image these are in one folder on PATH; here they are in two.
+        self._path = f"{Path(sys.executable).parent}:{ROOT / 'deploy'}:{os.environ['PATH']}"
+
+    def words(self, words: Sequence[str]) -> list[str]:
+        """The words, with the places of mounted files put where they are here."""
+        return [word.replace(_SECRETS, str(self._secrets)) if self._secrets else word for word in words]
+
+    def environment(self, container: dict[str, Any]) -> dict[str, str]:
+        """What the container would find, and the secret's key."""
+        given = {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
+        given = {name: value.replace(_PRICES, str(self.folder / "prices.toml")) for name, value in given.items()}
+        named = {one["name"]: KEY for one in container.get("env", []) if "valueFrom" in one}
+        return {"PATH": self._path, **given, **named}
+
+    def run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run a probe or a test to its end."""
+        return subprocess.run(
+            self.words(words), env={"PATH": self._path}, capture_output=True, text=True, timeout=30, check=False
+        )
+
+    @contextmanager
+    def daemon(self, container: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+        """The container's daemon, from when it is ready."""
+        words = self.words(["nexoforkd", *container["args"]])
+        environment = self.environment(container)
+        log = self.folder / "log"
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(
+                words, env=environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True
+            ) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n", log.read_text()
+                yield process
+            finally:
+                process.kill()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def probed(container: dict[str, Any]) -> dict[str, int | None]:
+    """What each of the container's probes is answered; None where nobody answers."""
+    (port,) = (one["containerPort"] for one in container["ports"] if one["name"] == "health")
+    found: dict[str, int | None] = {}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        url = f"http://127.0.0.1:{port}{container[name]['httpGet']['path']}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found[name] = answer.status
+        except OSError:
+            found[name] = None
+    return found
+
+
+def helm_test_of(release: Rendered, pool: str = "fork") -> list[str]:
+    """What `helm test` runs."""
+    (container,) = release.one("Pod", f"r-nexofork-{pool}-test")["spec"]["containers"]
+    return [*container["command"], *container["args"]]
+
+
+def test_a_pod_starts_is_probed_tested_and_drained(
+    nats_server: EmbeddedServer, threaded_sim: ThreadedSimulator, tmp_path: Path
+) -> None:
+    """The daemon takes the chart's options; the probes pass once it is there; SIGTERM ends it well."""
+    urls = f"nats.url={nats_server.url},provider.baseUrl={threaded_sim.url}"
+    release = render("--set", f"{urls},pools.opsa.slots=3,health.port={free_port()}")
+    container = release.daemon("r-nexofork-opsa")
+    machine = Machine(tmp_path)
+
+    assert probed(container) == {"startupProbe": None, "readinessProbe": None, "livenessProbe": None}
+    with machine.daemon(container) as daemon:
+        assert probed(container) == {"startupProbe": 200, "readinessProbe": 200, "livenessProbe": 200}
+        tested = machine.run(helm_test_of(release, "opsa"))
+        assert tested.returncode == 0, tested.stderr
+        assert "0/3" in tested.stdout
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(20) == 0
+
+
+def test_a_pod_with_credentials_and_prices_starts(
+    accounts_server: AccountsServer, threaded_sim: ThreadedSimulator, tmp_path: Path
+) -> None:
+    """The daemon's own role is enough for the daemon, its test and, without the endpoint, the probe by NATS."""
+    (tmp_path / "prices.toml").write_bytes((ROOT / "nexofork" / "economics" / "prices.toml").read_bytes())
+    urls = f"nats.url={accounts_server.url},provider.baseUrl={threaded_sim.url}"
+    release = render(
+        *("--set", f"{urls},nats.existingSecret=nexofork-nats,health.enabled=false"),
+        *("--set-file", f"prices={tmp_path}/prices.toml"),
+    )
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "daemon.nk").write_bytes(accounts_server.seeds["daemon"].read_bytes())
+    machine = Machine(tmp_path, secrets=secrets)
+
+    shipped = release.one("ConfigMap", "r-nexofork")["data"]["prices.toml"]
+    assert shipped.strip() == (tmp_path / "prices.toml").read_text().strip()
+    with machine.daemon(release.daemon()):
+        probed = machine.run(release.daemon()["startupProbe"]["exec"]["command"])
+        assert probed.returncode == 0, probed.stderr
+        assert machine.run(helm_test_of(release)).returncode == 0
+
+
+@pytest.mark.parametrize("pool", ["fork", "opsb"])
+async def test_the_autoscaler_finds_what_it_counts(nats_server: EmbeddedServer, pool: str) -> None:
+    """Account, stream and consumer of the trigger are those that the server's monitoring shows, with a lag."""
+    enabled = f"pools.{pool}.autoscaling.keda.enabled=true"
+    (scaled,) = render("--set", enabled).every("ScaledObject")
+    wanted = scaled["spec"]["triggers"][0]["metadata"]
+    async with connected(nats_server.url) as bus:
+        await provision(bus, pool=pool, max_bytes=SMALL)
+
+    question = f"{nats_server.monitor_url}/jsz?acc={wanted['account']}&consumers=true&config=true"
+    (account,) = (await asyncio.to_thread(_fetched, question))["account_details"]
+    (stream,) = [one for one in account["stream_detail"] if one["name"] == wanted["stream"]]
+    (consumer,) = [one for one in stream["consumer_detail"] if one["name"] == wanted["consumer"]]
+
+    assert account["name"] == wanted["account"]
+    assert {"num_pending", "num_ack_pending"} <= set(consumer)
+
+
+def test_the_example_prices_are_prices(tmp_path: Path) -> None:
+    """A daemon with the example's price file gets past it, and one with a broken file is told which."""
+    release = render("--values", CHART / "ci" / "hostusers-values.yaml")
+    file = tmp_path / "prices.toml"
+
+    def said(prices: str) -> str:
+        file.write_text(prices)
+        environment = Machine(tmp_path).environment(release.daemon())
+        words = [str(Path(sys.executable).with_name("nexoforkd")), "--nats=nats://127.0.0.1:1"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        return done.stderr
+
+    assert "prices.toml" not in said(release.one("ConfigMap", "r-nexofork")["data"]["prices.toml"])
+    assert "prices.toml" in said("[[price]]")
+
+
+@pytest.mark.parametrize("case", ["extras", "pools"])
+def test_the_examples_use_options_that_exist(case: str) -> None:
+    """Every daemon of the examples gets past its command line."""
+    release = render("--values", CHART / "ci" / f"{case}-values.yaml")
+    nexoforkd = Path(sys.executable).with_name("nexoforkd")
+
+    for one in release.every("Deployment"):
+        args = [word for word in one["spec"]["template"]["spec"]["containers"][0]["args"] if _SECRETS not in word]
+        done = subprocess.run([nexoforkd, *args], env={}, capture_output=True, text=True, timeout=30, check=False)
+        assert "There is no key for the provider" in done.stderr, done.stderr
+
+
+def _fetched(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
