@@ -4,15 +4,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test test-ops check fmt bench chaos clean
+.PHONY: help setup programs ops demo test test-ops check fmt bench chaos manual lock clean
 help:
 	@echo "make demo      set up, fork five ways over two daemons against the simulator, show what was saved"
 	@echo "make test      set up, then every check: lint, types, tests"
-	@echo "make test-ops  the long ones: what fan-outs are billed, 500 forks, a cluster that loses its leader"
+	@echo "make test-ops  the long ones: bills, 500 forks, a lost leader, a booted systemd, Prometheus, the chart, an upgrade"
 	@echo "make check     lint and types only"
 	@echo "make fmt       format the code"
 	@echo "make bench     measure what the README claims, beside the alternative"
 	@echo "make chaos     the crash tests at length"
+	@echo "make manual    write docs/cli.md from the commands' help, docs/protocol.md from the wire models"
+	@echo "make lock      take the newest allowed libraries into the container image"
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml
@@ -21,18 +23,29 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[embedded,dev]"
 	@touch $@
 
+# What tests of the sandbox and of searches run; where it cannot be had they are skipped by name.
+programs:
+	@.ci/programs
+
 demo: setup
 	$(BIN)/nexofork demo
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy nexofork daemon/nexofork_daemon tests benchmarks
+	$(BIN)/mypy nexofork daemon/nexofork_daemon tests benchmarks examples
 
-test: check
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+test: check programs
+	$(BIN)/pytest -n 3 --dist loadfile -m "not alone" --cov --cov-report= --cov-fail-under=0
+	$(BIN)/pytest -m alone --cov --cov-append --cov-report=term:skip-covered
 
-test-ops: setup
+ops: $(VENV)/.ops
+$(VENV)/.ops: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[embedded,dev,ops]"
+	@touch $@
+
+test-ops: ops
+	@.ci/programs ops
 	$(BIN)/pytest -m ops --timeout 900
 
 fmt: setup
@@ -44,6 +57,16 @@ bench: setup
 
 chaos: setup
 	$(BIN)/pytest -m chaos --timeout 900
+
+manual: setup
+	$(BIN)/python -m nexofork.cli.manual > docs/cli.md
+	$(BIN)/python -m docs.reference
+
+# The versions in the container image: the newest that pyproject.toml allows.
+LOCK := --quiet --upgrade --strip-extras --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
+lock: ops
+	$(BIN)/pip-compile $(LOCK) --output-file deploy/requirements.lock pyproject.toml
+	$(BIN)/pip-compile $(LOCK) --only-build-deps --build-deps-for wheel --output-file deploy/build.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import body, economics, fanout, memory, transport
+from benchmarks import body, economics, fanout, memory, startup, transport, workspace
 
 CLAIMS = (
     ("Building a child's body", body.main),
@@ -16,6 +16,8 @@ CLAIMS = (
     ("Fanning out", fanout.main),
     ("What a fan-out costs", economics.main),
     ("Memory of a daemon", memory.main),
+    ("Workspaces", workspace.main),
+    ("Starting the command line", startup.main),
 )
 
 
@@ -27,6 +29,8 @@ def shorten() -> None:
     fanout.CHILDREN, fanout.MANY = 4, 8
     economics.CHILDREN, economics.DAEMONS, economics.FIRST_BYTE_S = 3, 1, 0.1
     memory.FORKS = 4
+    workspace.FILES, workspace.ROUNDS = 50, 1
+    startup.ROUNDS = 1
 
 
 def main(*, short: bool) -> int:

@@ -32,7 +32,7 @@ from nexofork.core.snapshot import CacheSafeParams
 from nexofork.engine.params import ForkParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nexofork.client.fleet import NatsForkSubagent
 
@@ -48,15 +48,29 @@ REPLY = [{"type": "tool_use", "id": "toolu_1", "name": "Agent", "input": {"promp
 
 
 @contextmanager
-def daemons(nats_url: str, api_url: str, *, count: int = DAEMONS, slots: int = 100) -> Iterator[list[int]]:
+def daemons(
+    nats_url: str, api_url: str, *, count: int = DAEMONS, slots: int = 100, options: Sequence[str] = ()
+) -> Iterator[list[int]]:
     """Run daemon processes; yields their pids."""
     environment = {**os.environ, "ANTHROPIC_API_KEY": "bench", "ANTHROPIC_BASE_URL": api_url}
     with ExitStack() as stack:
         pids = []
         for number in range(count):
-            command = [sys.executable, "-m", "nexofork_daemon", "--nats", nats_url, "--name", f"d{number}"]
+            command = [
+                sys.executable,
+                "-m",
+                "nexofork_daemon",
+                "--nats",
+                nats_url,
+                "--name",
+                f"d{number}",
+                "--sandbox",
+                "none",
+            ]
             process = stack.enter_context(
-                subprocess.Popen([*command, "--slots", str(slots)], stdout=subprocess.PIPE, env=environment, text=True)
+                subprocess.Popen(
+                    [*command, "--slots", str(slots), *options], stdout=subprocess.PIPE, env=environment, text=True
+                )
             )
             stack.callback(process.terminate)
             assert process.stdout is not None

@@ -12,16 +12,41 @@ from tests.support.parents import Parent, open_llm
 from tests.support.witness import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
-_FOREIGN = ("ANTHROPIC_", "NATS_", "NEXOFORK_PRICES")
+_FOREIGN = (
+    *("ANTHROPIC_", "NATS_", "XDG_CONFIG_HOME", "NEXOFORK_PRICES", "NEXOFORK_FORK_SUBAGENT", "NEXOFORK_COORDINATOR"),
+    *("NEXOFORK_NON_INTERACTIVE", "NEXOFORK_AUTO_BACKGROUND", "NEXOFORK_KEEP_", "NEXOFORK_TELEMETRY", "OTEL_"),
+    *("NEXOFORK_DAEMON_", "NEXOFORK_NATS_", "NEXOFORK_PROVIDER_", "NEXOFORK_SANDBOX_", "NEXOFORK_TOOLS_"),
+    *("NEXOFORK_WORKSPACE_", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET"),
+)
+_LONG = {
+    "chaos": "crashes at length",
+    "ops": "what is billed, what outlives a cluster's leader, what an operator installs, at length",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker that exempts a test from the prefix check."""
+    """Register the marker that exempts a test from the prefix check, and those of the long tests."""
+    for variable in ("NEXOFORK_CONFIG", "NEXOFORKD_CONFIG"):
+        os.environ[variable] = os.devnull  # nobody's settings file takes part, nor in processes that tests start
     config.addinivalue_line(
         "markers", "breaks_prefix(reason): the test's forks give up their parent's prefix on purpose"
     )
+    config.addinivalue_line("markers", "alone: compares times or traffic, so it runs while nothing else does")
+    for name, what in _LONG.items():
+        how = f"run with `-m {name}` or NEXOFORK_{name.upper()}=1"
+        config.addinivalue_line("markers", f"{name}: {what}; takes minutes; {how}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Leave the long tests out unless they are asked for."""
+    for name in _LONG:
+        if name in config.option.markexpr or os.environ.get(f"NEXOFORK_{name.upper()}"):
+            continue
+        for item in items:
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=f"takes minutes; run with -m {name}"))
 
 
 class StartSimulator(Protocol):

@@ -21,12 +21,16 @@ MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 
 # Imports point one way; a layer may import what stands to its left, and itself.
-LAYERS = ("errors", "core", "wire", "economics", "telemetry", "bus", "providers", "engine", "client", "agents", "cli")
+LAYERS = (
+    *("errors", "core", "wire", "economics", "telemetry", "bus", "auth", "providers"),
+    *("engine", "config", "client", "agents", "cli"),
+)
 ALONE = {"bus": {"providers"}, "providers": {"bus"}, "client": {"agents"}, "agents": {"client"}}
 FENCED = {
     "nats": ("nexofork.bus",),
     "anthropic": ("nexofork.providers", "nexofork.cli.demo"),
     "click": ("nexofork.cli", "nexofork_daemon"),
+    "mcp": ("nexofork.engine.tools.mcp",),
 }
 BANNED_NAMES = ("utils", "helpers", "common", "manager", "base", "misc")
 
@@ -193,14 +197,20 @@ def test_the_public_surface_is_exactly_this() -> None:
     """A public name is a promise; this list changes on purpose only."""
     assert sorted(nexofork.__all__) == [
         "AbortToken",
+        "AgentDefinition",
+        "AgentRegistry",
+        "AgentTool",
+        "AllOfFilter",
         "AllowAllFilter",
         "AnthropicProvider",
+        "AutoMemFilter",
         "BlockingForkSubagent",
         "Budget",
         "CacheSafeParams",
         "CacheSafeSlot",
         "DefaultForkSubagent",
         "DelegateMode",
+        "DelegationTool",
         "Estimate",
         "FleetSettings",
         "ForkHandle",
@@ -209,11 +219,19 @@ def test_the_public_surface_is_exactly_this() -> None:
         "ForkResult",
         "ForkStatus",
         "FunctionTools",
+        "GitWorkspace",
         "NatsForkSubagent",
         "NexoforkError",
         "ParentContext",
+        "PathWorkspace",
+        "PermissionAnswer",
+        "PermissionAsk",
+        "Permissions",
+        "ProfileFilter",
         "QuerySource",
+        "ReadOnlyFilter",
         "Reply",
+        "as_completed",
         "capture",
         "connect",
         "estimate",

@@ -27,5 +27,7 @@ def test_every_benchmark_still_runs() -> None:
         "== Fanning out",
         "== What a fan-out costs",
         "== Memory of a daemon",
+        "== Workspaces",
+        "== Starting the command line",
     ]
-    assert sum(line.startswith("Bar") for line in shown.stdout.splitlines()) == 5
+    assert sum(line.startswith("Bar") for line in shown.stdout.splitlines()) == 7

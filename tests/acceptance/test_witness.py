@@ -53,6 +53,18 @@ async def test_a_changed_byte_is_noticed(bodies: list[bytes], index: int, old: b
         check_prefixes(bodies)
 
 
+async def test_a_summary_may_stand_on_the_childs_own_beginning_alone(bodies: list[bytes]) -> None:
+    """A compacted child starts again from its first request; any other beginning under a summary is noticed."""
+    first = bodies[1]
+    end = first.rindex(b"}]}]") + 1
+    compacted = first[:end] + b',{"type":"text","text":"<compacted-turns>so far"}' + first[end:]
+    check_prefixes([*bodies, compacted])
+
+    said = compacted.rindex(b"One.")
+    with pytest.raises(AssertionError, match="another beginning"):
+        check_prefixes([*bodies, compacted[:said] + b"Oni." + compacted[said + 4 :]])
+
+
 async def test_markers_and_streaming_may_differ(bodies: list[bytes]) -> None:
     """They are not part of what is cached."""
     assert bodies[1] != bodies[0]

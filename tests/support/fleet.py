@@ -16,9 +16,12 @@ import pytest
 from nexofork import ForkParams
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
+from nexofork.bus.reading import last_direct
 from nexofork.bus.run_log import RunLog
 from nexofork.client.fleet import FleetSettings, connect
 from nexofork.wire import messages as wire
+from nexofork.wire.streams import inbox_stream
+from nexofork.wire.subjects import inbox
 from tests.support.conversation import KEY
 from tests.support.nats import SMALL, ServerProcess, connected
 from tests.support.parents import Parent, body_of
@@ -26,7 +29,7 @@ from tests.support.processes import Nursery, Process, nursery
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from nexofork import CacheSafeParams
     from nexofork.bus.connection import Bus
@@ -124,11 +127,25 @@ class Fleet:
         """Where parents connect."""
         return ",".join(self.urls)
 
-    async def daemon(self, name: str = "", *, key: str = KEY, ready: bool = True, **settings: Any) -> Process:
-        """Start a daemon process."""
+    async def daemon(
+        self,
+        name: str = "",
+        *,
+        key: str = KEY,
+        ready: bool = True,
+        path: Sequence[str] = (),
+        mcp_config: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Process:
+        """Start a daemon process; `path` is where it finds further packages, `env` is added to its environment."""
         name = name or f"d{len(self.processes)}"
         chosen = {"name": name, "pool": self.pool, "lease_s": self.lease_s, "slots": 16, "drain_s": 0, **settings}
-        spec = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen}
+        chosen = {"state_dir": str(self.folder / "state"), **chosen}
+        spec = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen, "path": list(path)}
+        spec["env"] = dict(env or {})
+        if mcp_config is not None:
+            spec["mcp_config"] = str(mcp_config)
         if "daemon" in self.seeds:
             spec["nkey_seed"] = str(self.seeds["daemon"])
         process = await self.nursery.start("daemon", name, spec)
@@ -145,9 +162,21 @@ class Fleet:
         return started
 
     async def parent_process(
-        self, directives: Sequence[str], *, detach: bool = False, **settings: Any
+        self,
+        directives: Sequence[str],
+        *,
+        detach: bool = False,
+        bubbled: Sequence[str] = (),
+        echo: bool = False,
+        env: Mapping[str, str] | None = None,
+        nursery: Nursery | None = None,
+        **settings: Any,
     ) -> tuple[Process, list[str]]:
-        """Start a process that forks these directives, and return it with the run ids."""
+        """Start a process that forks these directives, and return it with the run ids.
+
+        It is of this version unless another nursery is given. It says ``called`` when a tool of `bubbled` is called,
+        and does not answer, unless it is to `echo` arguments.
+        """
         snapshot = await self.snapshot()
         assert snapshot.reply is not None
         body, reply = self.folder / "body.json", self.folder / "reply.json"
@@ -159,9 +188,12 @@ class Fleet:
             "reply": str(reply),
             "directives": list(directives),
             "detach": detach,
+            "bubbled": list(bubbled),
+            "echo": echo,
+            "env": dict(env or {}),
             "settings": {"pool": self.pool, **settings},
         }
-        process = await self.nursery.start("parent", f"parent{len(self.processes)}", spec)
+        process = await (nursery or self.nursery).start("parent", f"parent{len(self.processes)}", spec)
         self.processes.append(process)
         return process, (await process.until_said("forked"))["run_ids"]
 
@@ -200,6 +232,14 @@ class Fleet:
         async with asyncio.timeout(20):
             while not any(map(holds, await self.reports(run_id))):  # noqa: ASYNC110 - the log is asked, it does not tell
                 await asyncio.sleep(0.01)
+
+    async def until_answered(self, run_id: str, ask_id: str) -> bytes:
+        """Return the answer to a question, once it is in the run's inbox."""
+        subject, stream = inbox(run_id, ask_id, self.pool), inbox_stream(self.pool)
+        async with asyncio.timeout(20):
+            while (stored := await last_direct(self.bus, stream, subject)) is None:  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0.01)
+        return stored.data
 
     async def until_present(self, holds: Callable[[wire.Presence], bool]) -> None:
         """Return when a daemon that fulfils the condition is there."""

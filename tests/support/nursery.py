@@ -15,19 +15,31 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexofork import AnthropicProvider, CacheSafeParams, ForkParams, ForkStatus, Reply
+from nexofork import AnthropicProvider, CacheSafeParams, ForkParams, ForkStatus, FunctionTools, Reply
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.client.fleet import FleetSettings, connect
 from nexofork.engine.dispatch import ToolOutcome
+from nexofork.engine.sandbox.opening import open_sandbox
+from nexofork.engine.tool_names import BUILTIN_TOOLS
 from nexofork.engine.tools.builtin import BuiltinTools
+from nexofork.engine.tools.mcp_config import read_mcp_config
+from nexofork.telemetry.settings import read_settings
+from nexofork.telemetry.setup import open_telemetry
+from nexofork_daemon.health import Health, open_health
+from nexofork_daemon.routing import open_routing
 from nexofork_daemon.service import run_daemon
 from nexofork_daemon.settings import DaemonSettings
+from nexofork_daemon.state_folder import DiskLimits, StateFolder
+from nexofork_daemon.workbench import Workbench
+from nexofork_daemon.workspaces import Workspaces
 from tests.support.parents import QUICK
 
 if TYPE_CHECKING:
+    from nexofork.bus.connection import Bus
     from nexofork.engine.dispatch import ToolCall
 
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +48,8 @@ _POLL_S = 0.01
 
 class HeldTools(BuiltinTools):
     """The built-in tools, a read-only ``Look`` beside them, and a door in front of each call that names one."""
+
+    names = (*BUILTIN_TOOLS, "Look")
 
     async def dispatch(self, call: ToolCall) -> ToolOutcome:
         """Wait for the file named by ``behind``, if any, then run the call."""
@@ -74,18 +88,39 @@ async def be_daemon(spec: dict[str, Any]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     seed = Path(spec["nkey_seed"]) if spec.get("nkey_seed") else None
     bus_settings = BusSettings(urls=tuple(spec["urls"]), nkey_seed=seed)
+    settings = _settings(spec["settings"], seed)
+    sys.path[:0] = spec.get("path", [])
+    servers = read_mcp_config(Path(spec["mcp_config"])) if spec.get("mcp_config") else []
     async with (
+        open_health(settings, stop) as health,
+        open_routing(settings, servers) as routing,
+        open_sandbox(settings.sandboxing) as sandbox,
         open_bus(bus_settings) as bus,
         AnthropicProvider.from_env(base_url=spec["base_url"], api_key=spec["key"], retry=QUICK) as llm,
     ):
+        workspaces = Workspaces(StateFolder(settings.state_dir, settings.disk))
         await run_daemon(
-            DaemonSettings(**spec["settings"]),
+            settings,
             bus=bus,
             provider=llm,
-            tools=HeldTools(),
+            workbench=Workbench(HeldTools, routing, sandbox=sandbox, workspaces=workspaces),
             stop=stop,
-            ready=lambda: say(said="ready"),
+            ready=lambda: _ready(health, bus),
         )
+
+
+def _ready(health: Health, bus: Bus) -> None:
+    health.watch(bus)
+    say(said="ready", health=health.port)
+
+
+def _settings(given: dict[str, Any], seed: Path | None) -> DaemonSettings:
+    """A daemon's settings; its commands run bare unless they are told otherwise."""
+    if "state_dir" in given:
+        given = {**given, "state_dir": Path(given["state_dir"])}
+    if "disk" in given:
+        given = {**given, "disk": DiskLimits(**given["disk"])}
+    return DaemonSettings(**{"sandbox": "none", **given}, secrets=() if seed is None else (seed,))
 
 
 async def be_parent(spec: dict[str, Any]) -> None:
@@ -93,14 +128,33 @@ async def be_parent(spec: dict[str, Any]) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     snapshot = _snapshot(Path(spec["body"]), Path(spec["reply"]))
+    with open_telemetry(read_settings(), service="parent"):
+        await _fork_all(spec, snapshot, stop)
+
+
+async def _fork_all(spec: dict[str, Any], snapshot: CacheSafeParams, stop: asyncio.Event) -> None:
     async with connect(",".join(spec["urls"]), settings=FleetSettings(**spec["settings"])) as forks:
-        handles = await forks.fork_each(ForkParams(cache_safe=snapshot, prompt_messages="x"), spec["directives"])
+        params = ForkParams(cache_safe=snapshot, prompt_messages="x")
+        if spec.get("bubbled"):
+            tool = _echo if spec.get("echo") else _never
+            params = replace(params, tool_dispatcher=FunctionTools(dict.fromkeys(spec["bubbled"], tool)))
+        handles = await forks.fork_each(params, spec["directives"])
         if spec.get("detach"):
             for handle in handles:
                 handle.detach()
         say(said="forked", run_ids=[handle.run_id for handle in handles])
         while not stop.is_set() and any(handle.status is ForkStatus.RUNNING for handle in handles):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
+
+
+async def _echo(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments)
+
+
+async def _never(arguments: dict[str, Any]) -> str:
+    say(said="called", arguments=arguments)
+    await asyncio.Event().wait()
+    return "never"
 
 
 def _snapshot(body: Path, reply: Path) -> CacheSafeParams:
@@ -121,6 +175,7 @@ def _child(spec: dict[str, Any]) -> None:
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+        os.environ.update(spec.get("env", {}))
         asyncio.run(_ROLES[spec["role"]](spec))
         code = 0
     except BaseException:  # noqa: BLE001 - nothing may return into the nursery's loop

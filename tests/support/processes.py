@@ -86,9 +86,9 @@ class Process:
 
 
 class Nursery:
-    """Forks processes from one that has everything imported; see `tests.support.nursery`."""
+    """Forks processes from one that has everything imported, of the code under `root`; see `tests.support.nursery`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, root: Path = _ROOT) -> None:
         self.said: dict[int, list[dict[str, Any]]] = {}
         self.ended: dict[int, int] = {}
         self._folder = folder
@@ -98,7 +98,8 @@ class Nursery:
         self._errors = (folder / "nursery.log").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.nursery"],
-            cwd=_ROOT,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'daemon'}"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

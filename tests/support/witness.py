@@ -3,7 +3,8 @@
 Written without the library's own scanner: two bodies are compared as bytes, with the markers, the ``stream`` flag and
 the question for ``diagnostics`` cut out by pattern. A child's body has to be its parent's with something inserted, each
 later body of a child one of its earlier ones with something inserted, and siblings have to be the same bytes up to the
-end of the boilerplate.
+end of the boilerplate. A child whose turns were compacted starts again: from the very bytes of its first request, with
+the summary inserted behind them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Witness", "check_prefixes", "common_prefix", "common_suffix", "is_grown", "stripped"]
 
+_SUMMARY = b'{"type":"text","text":"<compacted-turns>'
 _TOLD = json.dumps(BOILERPLATE, ensure_ascii=False).encode()
 # A quote inside a string is escaped, so these match members only.
 _MARKER = re.compile(rb',"cache_control":\{[^{}]*\}|"cache_control":\{[^{}]*\},?')
@@ -72,8 +74,15 @@ def _like(parent: bytes, child: bytes) -> bytes:
 def _check_turns(children: Sequence[bytes]) -> None:
     for number, body in enumerate(children):
         if _turns(body) == 1:
+            assert _SUMMARY not in body or _is_restart(body, children[:number]), "a summary stands on another beginning"
             continue
         assert any(is_grown(earlier, body) for earlier in children[:number]), "a later turn rewrote an earlier one"
+
+
+def _is_restart(body: bytes, earlier: Sequence[bytes]) -> bool:
+    """Whether a body with a summary is a first request that was sent, and nothing but what stands behind it."""
+    until = body.index(_SUMMARY)
+    return any(_turns(one) == 1 and is_grown(one, body) and common_prefix(one, body) >= until - 1 for one in earlier)
 
 
 def _turns(body: bytes) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork import ForkStatus
+from nexofork import ForkStatus, FunctionTools
 from nexofork.bus.failures import NotPermitted
 from nexofork.errors import BadMessage
 from nexofork.wire import messages as wire
@@ -17,6 +17,7 @@ from nexofork.wire.subjects import events, inbox, reports
 from tests.support.conversation import call, says
 from tests.support.fleet import asked, open_fleet
 from tests.support.nats import connected
+from tests.support.parents import results_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,6 +64,45 @@ async def test_a_fork_works_end_to_end_with_roles(guarded: Fleet) -> None:
     assert (result.status, result.tool_uses) == (ForkStatus.COMPLETED, 1)
     assert (aborted.status, aborted.error) == (ForkStatus.ABORTED, "enough")
     assert attached == aborted
+
+
+async def test_a_tool_of_the_parents_is_served_across_accounts(guarded: Fleet) -> None:
+    """Question, claim and answer pass, long ones too; of two who could serve it one does."""
+    await guarded.daemon()
+    runs: list[int] = []
+
+    async def count(arguments: dict[str, Any]) -> str:
+        runs.append(arguments["n"])
+        return "x" * int(arguments["n"])
+
+    tools = FunctionTools({"Count": count})
+    async with guarded.connect() as forks, guarded.connect() as others:
+        directive = says("elm", {"tools": [call("Count", n=50_000)]}, DONE)
+        handle = await forks.fork(await guarded.params(directive, tool_dispatcher=tools))
+        await others.attach(handle.run_id, tool_dispatcher=tools)
+        result = await handle.result()
+
+    assert result.status is ForkStatus.COMPLETED
+    assert runs == [50_000]
+    assert results_in(guarded.sim, 2)[0]["content"] == "x" * 50_000
+
+
+async def test_a_parent_steers_its_children_across_accounts(guarded: Fleet) -> None:
+    """What the parent's role may do is enough to speak to a child, to list it and to wake it."""
+    await guarded.daemon()
+    async with guarded.connect(parent_id="steersman") as forks:
+        turns = ({"tools": [call(command="true")], "hold": "answer"}, DONE)
+        handle = await forks.fork(await guarded.params(says("maple", *turns)))
+        await guarded.sim.received(2)
+        await handle.message("mind the tests")
+        guarded.sim.release("answer")
+        result = await handle.result()
+        woken = await (await forks.wake(handle.run_id, says("More.", DONE))).result()
+        rows = await forks.children()
+
+    assert (result.status, result.undelivered) == (ForkStatus.COMPLETED, ())
+    assert woken.status is ForkStatus.COMPLETED
+    assert [row.continues for row in rows] == [handle.run_id, None]
 
 
 async def test_the_children_of_a_parent_that_dies_are_noticed_across_accounts(guarded: Fleet) -> None:

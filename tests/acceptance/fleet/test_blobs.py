@@ -130,6 +130,7 @@ def since(server: EmbeddedServer, before: dict[str, int]) -> dict[str, int]:
     return {key: value - before[key] for key, value in traffic(server).items()}
 
 
+@pytest.mark.alone
 async def test_many_children_share_one_upload_and_one_fetch_per_daemon(
     fleet: Fleet, nats_server: EmbeddedServer
 ) -> None:

@@ -73,7 +73,7 @@ async def settled(fleet: Fleet) -> None:
         b"",
         b"not json",
         b'{"v":1,"kind":"requested"',
-        b'{"v":2,"kind":"requested","snapshot":{"text":"{}"},"directive":"x"}',
+        b'{"v":0,"kind":"requested","snapshot":{"text":"{}"},"directive":"x"}',
         b'{"v":1,"kind":"surprise"}',
         b'{"v":1,"kind":"requested","snapshot":{"text":"{}"},"directive":""}',
         b'{"v":1,"kind":"requested","snapshot":{},"directive":"x"}',

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.embedded import EmbeddedServer
 from nexofork.cli import COMMANDS
-from tests.support.conversation import request
+from tests.support.conversation import BASH, call, request, says
+from tests.support.sessions import reads_the_parent, warm_request
 
 if TYPE_CHECKING:
     import pytest
 
     from nexofork.simulator import Simulator
-    from tests.support.fleet import Nursery
+    from tests.support.fleet import Fleet, Nursery
     from tests.support.parents import Parent
 
 README = Path(__file__).resolve().parents[3] / "README.md"
@@ -65,6 +66,33 @@ async def test_the_in_process_example_forks(parent: Parent, sim: Simulator, caps
 
     assert capsys.readouterr().out.count("status=<ForkStatus.COMPLETED: 'completed'>") == 2
     assert sim.request_count == 3
+
+
+async def test_the_sidecar_example_answers_and_guesses(fleet: Fleet, tmp_path: Path) -> None:
+    """Three runs beside the session, each reading its cache."""
+    await fleet.daemon()
+    await fleet.agent.ask(warm_request("All is well."))
+    async with fleet.connect() as forks:
+        said = await names_in(examples()[3])["after_turn"](fleet.agent.client, forks, str(tmp_path), "How is it?")
+
+    assert said == ("All is well.", "All is well.")
+    assert fleet.sim.request_count == 4
+    assert all(reads_the_parent(fleet.sim, record) for record in fleet.sim.log[1:])
+
+
+async def test_the_session_example_forks_and_hears_of_the_end(fleet: Fleet) -> None:
+    """The model starts a fork and a named agent, is told of both ends, and has the last word."""
+    await fleet.daemon()
+    calls = {"tools": [call("Agent", prompt="apple"), call("Agent", prompt="birch", subagent_type="general-purpose")]}
+    asked = request(tools=[BASH], messages=[{"role": "user", "content": says("Go.", calls, {"text": "I wait."})}])
+    async with fleet.connect() as forks:
+        said = await names_in(examples()[2])["session"](fleet.agent.client, forks, asked)
+
+    users = [str(message["content"]) for message in asked["messages"] if message["role"] == "user"]
+    told = [text for text in users if "<task-notification>" in text]
+    assert len(told) == 2
+    assert all("<status>completed</status>" in text for text in told)
+    assert said
 
 
 def test_every_command_is_in_the_readme() -> None:

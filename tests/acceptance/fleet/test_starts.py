@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.support.fan_outs import Outcome
     from tests.support.fleet import Fleet
 
+pytestmark = pytest.mark.alone
+
 DAEMONS = 3
 FIRST_BYTE_S = 1.5
 """Short for a model; the bar is a share of it, and twenty sends take two busy cores a quarter of a second."""
