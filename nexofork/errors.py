@@ -24,7 +24,8 @@ The branches say what the caller can do about it::
     │   ├── AlreadyAFork         a fork may not fork
     │   ├── ForkIsOver           a message came too late; wake the run instead
     │   ├── CannotWake           there is nothing to continue, or it still goes on
-    │   └── NeedsUnknown         the run needs what no daemon of its pool knows yet
+    │   ├── NeedsUnknown         the run needs what no daemon of its pool knows yet
+    │   └── DaemonsTooOld        daemons of its pool would end the run unread; upgrade them
     ├── BadJson              bytes that are not JSON, before anybody knows whose they are
     ├── BadAuth              keys, certificates or server configuration that cannot be used or made as asked
     ├── BadMessage           a message on the wire that this version cannot take
@@ -66,6 +67,7 @@ __all__ = [
     "BusError",
     "CacheBreak",
     "CannotWake",
+    "DaemonsTooOld",
     "EmptySlot",
     "ForkFailed",
     "ForkIsOver",
@@ -350,6 +352,19 @@ class NeedsUnknown(ForkRefused):
         super().__init__(
             f"The request needs {', '.join(map(repr, needs))}, which no daemon of pool {pool!r} knows. "
             "Upgrade the daemons before the parents; docs/upgrade.md has the order."
+        )
+
+
+class DaemonsTooOld(ForkRefused):
+    """Daemons of the pool are of a release that ends such a request instead of leaving it to others."""
+
+    def __init__(self, *, daemons: Sequence[str], needs: Sequence[str], pool: str) -> None:
+        self.daemons = tuple(daemons)
+        self.needs = tuple(needs)
+        self.pool = pool
+        super().__init__(
+            f"The request needs {', '.join(map(repr, needs))}, and an earlier release runs in pool {pool!r} that would "
+            f"refuse it: {', '.join(daemons)}. Upgrade or stop those daemons; docs/upgrade.md has the order."
         )
 
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.clock import ServerClock
     from nexofork.bus.connection import Bus
+    from nexofork.bus.peers import Peers
     from nexofork.engine.warmth import Warmth
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.inboxes import Inboxes
     from nexofork_daemon.ledger import DaemonLedger
-    from nexofork_daemon.peers import Peers
     from nexofork_daemon.purses import Purses
     from nexofork_daemon.request import SnapshotShelf
     from nexofork_daemon.settings import DaemonSettings

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nexofork import __version__
 from nexofork.bus.blobs import BlobStore
+from nexofork.bus.peers import Peers
 from nexofork.bus.pickup import Pickup
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
@@ -29,7 +30,6 @@ from nexofork_daemon.inboxes import Inboxes
 from nexofork_daemon.ledger import DaemonLedger
 from nexofork_daemon.logs import add_facts
 from nexofork_daemon.notify import Supervisor, Watch
-from nexofork_daemon.peers import Peers
 from nexofork_daemon.purses import Purses
 from nexofork_daemon.request import SnapshotShelf
 

@@ -63,6 +63,15 @@ _NO_VERSION = (
 )
 @click.option("--group", help="Name the children share, to abort them together or share a budget.")
 @click.option("--timeout", type=seconds, metavar="SECONDS", help="End a child so many seconds after a daemon took it.")
+@click.option(
+    "--queue-limit",
+    "queue_limit_s",
+    type=seconds,
+    metavar="SECONDS",
+    default=FleetSettings().queue_limit_s,
+    show_default=True,
+    help="Give a child up that waits so long while no daemon is there that could take it.",
+)
 @click.option("--max-turns", type=click.IntRange(min=1), default=200, show_default=True, help="End a child after.")
 @click.option(
     "--on-parent-gone",
@@ -98,9 +107,10 @@ async def _run(order: ForkOrder) -> int:
         pool=order.target.pool,
         on_parent_gone=order.on_parent_gone,
         window=window,
+        queue_limit_s=order.queue_limit_s,
         serve_files=not order.detach,  # who leaves at once serves nothing
     )
-    async with open_target(order.target) as bus, NatsForkSubagent(bus, settings) as forks:
+    async with open_target(order.target, makes=True) as bus, NatsForkSubagent(bus, settings) as forks:
         if order.detach:
             await _detached(order, forks)
             return OK

@@ -52,6 +52,7 @@ class ForkOrder:
     run_ids: tuple[str, ...]
     group: str | None
     on_parent_gone: Literal["continue", "abort"]
+    queue_limit_s: float
     detach: bool
     events: bool
     as_json: bool

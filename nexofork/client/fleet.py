@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nexofork.bus.blobs import BlobStore
 from nexofork.bus.connection import BusSettings, open_bus
-from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
 from nexofork.client.completion import HandleGroups
 from nexofork.client.fetching import fetch_work
 from nexofork.client.fleet_settings import FleetSettings
 from nexofork.client.handle import ForkHandle, ForkRecord
 from nexofork.client.permitting import Permitting
+from nexofork.client.queueing import Queue
 from nexofork.client.remote_run import RemoteRun
 from nexofork.client.run_listing import list_runs
 from nexofork.client.serving import ToolServant
@@ -29,16 +29,13 @@ from nexofork.client.under_way import UnderWay, abort_with, put_request
 from nexofork.client.waiting import Foreground
 from nexofork.client.waking import awaken
 from nexofork.engine.dispatch import AGENT_TOOL
-from nexofork.engine.events import ForkEnded, ForkStarted
+from nexofork.engine.events import ForkStarted
 from nexofork.engine.filters import memory_folders
 from nexofork.engine.filters.audit import begin_audit
 from nexofork.engine.params import DelegateMode, ForkParams, ParentContext, prepare, refuse_groupless
-from nexofork.engine.result import ForkResult, ForkStatus
-from nexofork.engine.workspace import PathWorkspace, ShippedWorkspace
 from nexofork.errors import BusError, ForkRefused
 from nexofork.wire.messages import Answer, Requested, encode, new_run_id
 from nexofork.wire.subjects import check_run_id, inbox, parent_alive
-from nexofork.wire.workspace import PathSpec
 
 if TYPE_CHECKING:
     import os
@@ -52,6 +49,7 @@ if TYPE_CHECKING:
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.permissions import PermissionAnswer, PermissionAsk
+    from nexofork.engine.result import ForkResult
     from nexofork.engine.workspace.fetching import Fetched
     from nexofork.wire.messages import Asked
 
@@ -106,7 +104,6 @@ class NatsForkSubagent:
         self._settings = chosen
         self._parent_id = chosen.parent_id or f"p-{secrets.token_hex(8)}"
         self._blobs = BlobStore(bus, "parent")
-        self._board = PresenceBoard(bus)
         self._shipping = Shipping(
             self._blobs,
             parent_id=self._parent_id,
@@ -114,7 +111,7 @@ class NatsForkSubagent:
             on_parent_gone=chosen.on_parent_gone,
             serve_files=chosen.serve_files,
         )
-        self._window = asyncio.Semaphore(chosen.window)
+        self._queue = Queue(bus, chosen)
         self._foreground = Foreground(auto_background_s=chosen.auto_background_s)
         self._runs: set[_Own] = set()
         self._groups = HandleGroups()
@@ -269,12 +266,12 @@ class NatsForkSubagent:
         if request.parent_tools is not None:
             context = params.parent_ctx.for_child(params.overrides.agent_id, params.query_source)
             self._serve(own, request, params.tool_dispatcher, context, files=request.parent_tools.files)
-        await self._window.acquire()
+        await self._queue.enter(request)
         try:
             await run.listen(deltas=params.on_message is not None)
             seq = await put_request(run, request, self._start)
         except BaseException:
-            self._window.release()
+            self._queue.leave()
             await run.close()
             raise
         record.add(
@@ -287,7 +284,7 @@ class NatsForkSubagent:
         )
         self._runs.add(own)
         self._beside(own, self._follow(own, after=seq, known=True))
-        self._beside(own, self._until_claimed(run, params))
+        self._beside(own, self._queue.until_claimed(run, params))
         if params.external_abort is not None:
             self._beside(own, abort_with(params.external_abort, run))
         return self._groups.add(group, ForkHandle(record, _Control(self, own)))
@@ -457,56 +454,6 @@ class NatsForkSubagent:
         finally:
             if own.run.record.result is not None:
                 self._runs.discard(own)
-
-    async def _until_claimed(self, run: RemoteRun, params: ForkParams) -> None:
-        """Hold the run's place in the window until a daemon has it; give up when there is none to take it."""
-        try:
-            while not run.claimed.is_set():
-                try:
-                    async with asyncio.timeout(self._settings.queue_limit_s):
-                        await run.claimed.wait()
-                except TimeoutError:
-                    if not await self._is_served(params):
-                        await self._give_up(run, params)
-                        return
-        finally:
-            self._window.release()
-
-    async def _is_served(self, params: ForkParams) -> bool:
-        """Whether a daemon is there that could take a run; while NATS is away, nobody knows."""
-        workspace_id, workspace = params.cache_safe.workspace_id, params.workspace
-        try:
-            daemons = await self._board.daemons(self._settings.pool)
-        except BusError:
-            return True
-        able = [daemon for daemon in daemons if not workspace_id or daemon.workspace_id in (None, workspace_id)]
-        if isinstance(workspace, PathWorkspace) or (
-            isinstance(workspace, ShippedWorkspace) and isinstance(workspace.spec, PathSpec)
-        ):
-            # One with a free slot would have taken it, if it had the folder.
-            able = [daemon for daemon in able if daemon.running >= daemon.slots > 0]
-        return bool(able)
-
-    async def _give_up(self, run: RemoteRun, params: ForkParams) -> None:
-        error = (
-            f"No daemon took the run within {self._settings.queue_limit_s:g} s: none that could is there in pool "
-            f"{self._settings.pool!r}, and about {await run.waiting()} requests are waiting. "
-            "Start one with `nexofork daemon` and a key of the parent's workspace"
-            f"{', where the folder of its workspace is' if params.workspace else ''}."
-        )
-        await run.abort(error)
-        if run.claimed.is_set():
-            return  # taken at the last moment: the daemon reports the abort
-        result = ForkResult(
-            run_id=run.record.run_id,
-            label=params.fork_label,
-            directive=params.directive,
-            model=params.cache_safe.model,
-            status=ForkStatus.FAILED,
-            end="no_daemon",
-            error=error,
-        )
-        run.record.add(ForkEnded(result=result))
 
     async def _answer(self, run: RemoteRun, asked: Asked) -> None:
         """Give a daemon the content it could not get; not having it is left to the daemon's deadline."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import ForkStatus, GitWorkspace, Permissions, ReadOnlyFilter
+from nexofork.errors import DaemonsTooOld
 from nexofork.wire import messages as wire
 from tests.support.conversation import call, says
 from tests.support.fleet import asked, epochs, finals, lines_in
@@ -40,11 +41,6 @@ def previous(fleet: Fleet, previous_nursery: Nursery) -> Previous:
 async def start(fleet: Fleet, previous: Previous, name: str) -> Process:
     """Start a daemon of the version that its name says."""
     return await (previous.daemon(name) if name.startswith("old") else fleet.daemon(name))
-
-
-def a_repository(folder: Path) -> Path:
-    """A folder under git, with a commit."""
-    return Repo(folder).path
 
 
 async def ends(fleet: Fleet, run_ids: Iterable[str]) -> list[str]:
@@ -143,17 +139,53 @@ NEEDING: dict[str, dict[str, Any]] = {
 }
 
 
+def needing(need: str, folder: Path) -> dict[str, Any]:
+    """What makes a fork need this."""
+    return NEEDING.get(need) or {"workspace": GitWorkspace(Repo(folder).path)}
+
+
+@pytest.mark.parametrize("need", [*NEEDING, "workspace"])
+async def test_a_run_that_an_old_daemon_would_refuse_waits_until_it_is_replaced(
+    fleet: Fleet, previous: Previous, tmp_path: Path, need: str
+) -> None:
+    """Its parent keeps it back while a daemon is there that would end it unread; then it runs in full."""
+    old = await previous.daemon("old")
+    await fleet.daemon("new")
+    chosen = await asyncio.to_thread(needing, need, tmp_path / "repo")
+    async with fleet.connect() as forks:
+        plain = await forks.fork(await fleet.params(says("fern", DONE)))
+        async with asyncio.TaskGroup() as asking:
+            waiting = asking.create_task(forks.fork(await fleet.params(says("fir", DONE), **chosen)))
+            assert (await plain.result()).ok  # what needs nothing goes on meanwhile
+            assert not waiting.done()
+            old.signal(signal.SIGTERM)
+        result = await waiting.result().result()
+
+    assert (result.status, result.daemon) == (ForkStatus.COMPLETED, "new")
+
+
+async def test_a_parent_that_waited_long_enough_names_the_daemons_to_upgrade(fleet: Fleet, previous: Previous) -> None:
+    """Nothing is published, and the error says what is in the way."""
+    await previous.daemon("old")
+    async with fleet.connect(queue_limit_s=0.5) as forks:
+        with pytest.raises(DaemonsTooOld, match=r"needs 'filters'.*would refuse it: old\. Upgrade or stop") as refused:
+            await forks.fork(await fleet.params(says("fir", DONE), tool_filter=ReadOnlyFilter()))
+
+    assert refused.value.daemons == ("old",)
+    assert asked(fleet.sim, "fir") == []
+
+
 @pytest.mark.parametrize("need", [*NEEDING, "workspace"])
 async def test_a_daemon_of_the_previous_version_refuses_what_it_would_ignore(
     fleet: Fleet, previous: Previous, tmp_path: Path, need: str
 ) -> None:
-    """A fork whose filter, permissions or workspace an old daemon does not know is refused, not run without."""
+    """One that comes when the run is already queued refuses it; it does not run it without filter or workspace."""
     tally = tmp_path / "tally"
-    await previous.daemon("old")
-    chosen = NEEDING.get(need) or {"workspace": GitWorkspace(await asyncio.to_thread(a_repository, tmp_path / "repo"))}
+    chosen = await asyncio.to_thread(needing, need, tmp_path / "repo")
     async with fleet.connect() as forks:
         asks = says("fir", {"tools": [call(command=f"echo ran >> {tally}")]}, DONE)
         handle = await forks.fork(await fleet.params(asks, **chosen))
+        await previous.daemon("old")
         result = await handle.result()
 
     assert result.status is ForkStatus.REFUSED
@@ -186,13 +218,21 @@ async def test_a_filtered_run_that_falls_to_the_previous_version_ends_unrun(
 
 
 async def test_a_fleet_is_upgraded_and_rolled_back_under_load(fleet: Fleet, previous: Previous, tmp_path: Path) -> None:
-    """Daemons are replaced one by one, up and down again, while parents of both versions fork: every run completes."""
+    """Daemons are replaced one by one, up and down again, while parents of both versions fork: every run completes.
+
+    So do the filtered ones, which old daemons would refuse: they wait until the last old daemon is replaced.
+    """
     tally = tmp_path / "tally"
     running = [await start(fleet, previous, f"old{number}") for number in range(3)]
     run_ids: list[str] = []
     handles: list[ForkHandle] = []
-    async with fleet.connect() as forks:
+    reading = [says(f"reader{number}", {"tools": [call(command="ls")]}, DONE) for number in range(20)]
+    async with fleet.connect() as forks, asyncio.TaskGroup() as asking:
+        filtered = await fleet.params("", tool_filter=ReadOnlyFilter())
+        readers = asking.create_task(forks.fork_each(filtered, reading))
         for step, heir in enumerate(["new", "new", "new", "old", "old", "old"]):
+            if step == 3:  # upgraded: before the way back, what old daemons do not know has to be over
+                assert {(await reader.result()).status for reader in await readers} == {ForkStatus.COMPLETED}
             _, of_old = await previous.parent(some_work(tally, f"oldparent{step}"))
             handles += await forks.fork_each(await fleet.params(""), some_work(tally, f"newparent{step}"))
             run_ids += of_old

@@ -198,6 +198,16 @@ def test_without_a_daemon_the_wait_is_explained(own_pool: World) -> None:
     assert [entry["event"] for entry in log] == ["requested", "abort"]
 
 
+def test_without_a_daemon_a_child_is_given_up_when_the_caller_says(own_pool: World) -> None:
+    """It ends as failed after --queue-limit, with what to do."""
+    done = own_pool.run(*own_pool.forking("Look."), "--queue-limit", "0.3", "--json")
+
+    [child] = objects(done.stdout)
+    assert (done.returncode, child["status"]) == (1, "failed")
+    assert "No daemon took the run within 0.3 s" in child["error"]
+    assert "Start one with `nexofork daemon`" in child["error"]
+
+
 def test_detached_children_are_waited_for_by_another_process(world: World) -> None:
     """The ids come at once; `wait` then gives the same objects, in whatever process."""
     left = world.run(*world.forking("Look around.", "Look again."), "--group", "g", "--detach", "--json")

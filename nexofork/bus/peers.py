@@ -1,7 +1,7 @@
-"""What the other daemons of the pool can run, for a run that this one cannot.
+"""What the daemons of a pool can run, while a fleet is upgraded and daemons of two versions take from one queue.
 
-While a fleet is upgraded, daemons of two versions take from one queue. One that meets a run it does not understand
-leaves it to a daemon that does, as long as there is one: only then is refusing it right.
+One that meets a run it does not understand leaves it to a daemon that does, as long as there is one. The first version
+could not: it ends what it cannot read, so a parent keeps such a run back while one of those takes work.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ class Peers:
         """
         wanted = set(needs)
         return any(wanted <= set(peer.knows) for peer in await self._working())
+
+    async def too_old_for(self, version: int) -> list[Presence]:
+        """Return those who take work and cannot read requests of this version.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        return [peer for peer in await self._working() if peer.reads < version]
 
     async def _working(self) -> list[Presence]:
         async with self._lock:
