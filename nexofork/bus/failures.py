@@ -24,6 +24,7 @@ __all__ = [
     "MissingBlob",
     "NoAnswer",
     "NoResponders",
+    "NoSuchPool",
     "NotPermitted",
     "PayloadTooLarge",
     "RunAborted",
@@ -185,6 +186,18 @@ class StreamsDiffer(BusError):
         super().__init__(
             f"NATS has other settings than the fleet needs: {'; '.join(differences)}. Nothing was changed; "
             "let an admin run `nexofork provision --apply`.",
+            retryable=False,
+        )
+
+
+class NoSuchPool(BusError):
+    """A pool that nobody has made; nothing was made of it."""
+
+    def __init__(self, pool: str) -> None:
+        self.pool = pool
+        super().__init__(
+            f"There is no pool {pool!r} on this NATS server. Check --pool; the first daemon (`nexofork daemon --pool "
+            f"{pool}`), the first fork or `nexofork provision --pool {pool}` makes it.",
             retryable=False,
         )
 

@@ -14,7 +14,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nexofork.bus.failures import JetStreamRefused, NoResponders, NotPermitted, StoreFull, StreamsDiffer
+from nexofork.bus.failures import JetStreamRefused, NoResponders, NoSuchPool, NotPermitted, StoreFull, StreamsDiffer
 from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
 from nexofork.wire.streams import CONSUMER, consumer_settings, log_stream, stream_settings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
 
-__all__ = ["Found", "Provisioned", "look", "provision"]
+__all__ = ["Found", "Provisioned", "check_pool", "look", "provision"]
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +127,21 @@ async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
         needed = {key: wanted[key] for key in _CONSUMER_NEEDED}
         differ += _differences(f"consumer {CONSUMER} of {log_name}", info["config"], needed)
     return Found(streams=streams, missing=tuple(missing), differ=tuple(differ))
+
+
+async def check_pool(bus: Bus, *, pool: str = DEFAULT_POOL) -> None:
+    """Make sure that a pool is there and as it should be; nothing is made or changed.
+
+    Raises:
+        NoSuchPool: Nobody has made it.
+        StreamsDiffer: Something is otherwise than the design needs.
+        BusError: The server did not say.
+    """
+    found = await look(bus, pool=pool)
+    if log_stream(pool) not in found.streams:
+        raise NoSuchPool(pool)
+    if found.differ:
+        raise StreamsDiffer(found.differ)
 
 
 class _Provisioner:

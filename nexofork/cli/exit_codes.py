@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nexofork.bus.failures import PayloadTooLarge, RunAborted, RunExists
+from nexofork.bus.failures import NoSuchPool, PayloadTooLarge, RunAborted, RunExists
 from nexofork.errors import BusError, NexoforkError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 """Ctrl-C or SIGTERM."""
 
 # Raised by the bus, but about what the caller gave.
-_ABOUT_INPUT = (RunExists, RunAborted, PayloadTooLarge)
+_ABOUT_INPUT = (NoSuchPool, RunExists, RunAborted, PayloadTooLarge)
 
 
 def code_of(error: BaseException) -> int:

@@ -64,7 +64,7 @@ async def open_hosting(target: Target, *, local: bool, tool_names: Sequence[str]
             yield Hosting(forks=forks, equip=lambda params: replace(params, **equipment), follow_up=forks.wake)
         return
     async with (
-        open_target(target) as bus,
+        open_target(target, makes=True) as bus,
         NatsForkSubagent(bus, FleetSettings(pool=target.pool, on_parent_gone="abort")) as fleet,
     ):
         yield Hosting(

@@ -14,7 +14,7 @@ import click
 import uvloop
 
 from nexofork.bus.connection import BusSettings, open_bus
-from nexofork.bus.provisioning import provision
+from nexofork.bus.provisioning import check_pool, provision
 from nexofork.cli.exit_codes import INTERRUPTED, code_of, expected_error
 from nexofork.cli.patience import patience
 from nexofork.errors import NexoforkError
@@ -86,17 +86,23 @@ def on_signals(callback: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def open_target(target: Target, *, name: str = "nexofork-cli") -> AsyncIterator[Bus]:
-    """Connect to NATS and make sure that the pool's streams are there.
+async def open_target(target: Target, *, makes: bool = False) -> AsyncIterator[Bus]:
+    """Connect to NATS and make sure that the pool is there.
+
+    Args:
+        target: Where.
+        makes: Whether a pool that is not there is made; who only looks would make one of every mistyped name.
 
     Raises:
-        BusError: NATS was not reached or refused.
+        BusError: NATS was not reached or refused, or there is no such pool.
     """
-    settings = BusSettings(urls=target.urls, creds=target.creds, nkey_seed=target.nkey, ca=target.ca, name=name)
+    settings = BusSettings(
+        urls=target.urls, creds=target.creds, nkey_seed=target.nkey, ca=target.ca, name="nexofork-cli"
+    )
     async with AsyncExitStack() as stack:
         places = ", ".join(url.rpartition("@")[2] for url in target.urls)  # without a password
         with patience(f"Connecting to {places}"):
             bus = await stack.enter_async_context(open_bus(settings))
             # The lease is the operators' setting: whoever only uses the fleet leaves it alone.
-            await provision(bus, pool=target.pool, lease_s=None)
+            await (provision(bus, pool=target.pool, lease_s=None) if makes else check_pool(bus, pool=target.pool))
         yield bus

@@ -7,6 +7,8 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nexofork.bus.jetstream import call
 from nexofork.bus.provisioning import provision
 from nexofork.wire.streams import log_stream
@@ -54,6 +56,36 @@ def test_a_stream_that_differs_is_named_and_changed_only_when_told(own_pool: Wor
 
     assert own_pool.run("provision", "--apply", *own_pool.at).returncode == 0
     assert checks(own_pool, tmp_path, *own_pool.at)["streams"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ps"],
+        ["ps", "--watch"],
+        ["logs", "r1"],
+        ["wait", "r1"],
+        ["attach", "r1"],
+        ["abort", "r1"],
+        ["fetch", "r1"],
+        ["cost"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistyped_pool_is_named_and_not_made(own_pool: World, command: list[str]) -> None:
+    """A command that only uses a pool says that there is none of that name, whatever else it was asked for."""
+
+    async def streams() -> list[str]:
+        async with connected(own_pool.nats) as bus:
+            return list((await call(bus, "STREAM.NAMES"))["streams"])
+
+    before = asyncio.run(streams())
+
+    refused = own_pool.ask(*command, *own_pool.at)
+
+    assert refused.returncode == 2, refused.stdout
+    assert f"There is no pool {own_pool.pool!r}" in refused.stderr
+    assert asyncio.run(streams()) == before
 
 
 def test_an_expired_certificate_is_named(world: World, tmp_path: Path) -> None:
