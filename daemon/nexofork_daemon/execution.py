@@ -319,7 +319,7 @@ class Execution:
                 # What a request holds may raise anything; the next daemon would fare no better.
                 log.exception("run %s cannot be begun", self.run_id)
                 return await self._failed(request, exc, ForkStatus.REFUSED)
-            return await bench.closed(await run.run())
+            return await bench.closed(_since_first_claim(await run.run(), state))
 
     async def _finish(self, request: Requested, journal: LogJournal, result: ForkResult) -> None:
         """Report how it ended, unless it did not end here."""
@@ -412,6 +412,13 @@ class Execution:
             error=cause.note or None,
             abort=cause,
         )
+
+
+def _since_first_claim(result: ForkResult, state: Rebuilt) -> ForkResult:
+    """Return the result with the time that earlier daemons took counted in; their clock may differ from ours."""
+    if not state.begun_at:
+        return result
+    return replace(result, duration_ms=max(result.duration_ms, round((time.time() - state.begun_at) * 1000)))
 
 
 def _calls_of(number: int, turn: RecordedTurn) -> list[CallRecord]:

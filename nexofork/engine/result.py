@@ -104,6 +104,7 @@ class ForkResult:
     """How the fan-out it was part of started: the plan, the numbers behind it, and this child's place in it."""
     tool_uses: int = 0
     duration_ms: int = 0
+    """From the first claim to the end, whichever daemons had it; the wait for a daemon is not in it."""
     error: str | None = None
     """Why it failed, with what to do."""
     budget: dict[str, Any] | None = None
