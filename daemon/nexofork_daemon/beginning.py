@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from nexofork.wire.messages import Payload, Requested
     from nexofork_daemon.host import Host
     from nexofork_daemon.inboxes import InboxMail
-    from nexofork_daemon.journal import LogJournal, Rebuilt
+    from nexofork_daemon.journal import LogJournal
     from nexofork_daemon.ledger import RunLedger
     from nexofork_daemon.purses import RunBudget
+    from nexofork_daemon.rebuilding import Rebuilt
     from nexofork_daemon.request import Resolve
     from nexofork_daemon.workbench import RunBench
 

@@ -38,10 +38,11 @@ from nexofork.wire.subjects import events, reports, run_filter
 from nexofork_daemon.beginning import Beginning
 from nexofork_daemon.first_call import first_call
 from nexofork_daemon.inboxes import InboxMail
-from nexofork_daemon.journal import LeftCall, LogJournal, Rebuilt, rebuild
+from nexofork_daemon.journal import LogJournal
 from nexofork_daemon.keeper import Keeper, read_event
 from nexofork_daemon.logs import add_facts
 from nexofork_daemon.purses import RunBudget
+from nexofork_daemon.rebuilding import LeftCall, Rebuilt, rebuild
 from nexofork_daemon.workspaces import has_folder
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nexofork.engine.budget import Purse
     from nexofork.engine.params import ForkParams
     from nexofork.wire.messages import Requested
-    from nexofork_daemon.journal import BudgetedCall, Rebuilt
+    from nexofork_daemon.rebuilding import BudgetedCall, Rebuilt
 
 __all__ = ["Purses", "RunBudget"]
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from nexofork.engine.sandbox.opening import Sandbox
     from nexofork.wire.messages import Requested
     from nexofork_daemon.asking import Asking
-    from nexofork_daemon.journal import LogJournal, Rebuilt
+    from nexofork_daemon.journal import LogJournal
+    from nexofork_daemon.rebuilding import Rebuilt
     from nexofork_daemon.request import Resolve
     from nexofork_daemon.workspaces import Workspaces
 

@@ -23,6 +23,7 @@ from nexofork.engine.events import (
     TextStreamed,
     WaitedForLeader,
 )
+from nexofork.engine.journal import OutgoingCall
 from nexofork.engine.ledger import CallFacts
 from nexofork.engine.outlook import plan_fan_out, prefix_key, ttl_of
 from nexofork.engine.quoting import CallQuotes
@@ -245,14 +246,15 @@ class ModelCalls:
     async def _announce(self, attempt: _Attempt) -> None:
         """Put the attempt on the log before anything is sent."""
         decision = self._progress.decision if attempt.turn <= 1 and attempt.number == 1 else None
-        await self._journal.call_started(
-            attempt.turn,
-            attempt.number,
+        call = OutgoingCall(
+            turn=attempt.turn,
+            attempt=attempt.number,
             model=self._params.model,
             prefix=self._prefix,
             decision=decision,
             budget=attempt.reservation.record,
         )
+        await self._journal.call_started(call)
         attempt.sent_at = time.time()
 
     def _close(self, attempt: _Attempt, outcome: Outcome, reply: Reply | None = None, error: str = "") -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nexofork.engine.mailbox import Letter
     from nexofork.wire.messages import CallBudget
 
-__all__ = ["INTERRUPTED", "Compaction", "Journal", "MemoryJournal", "NoJournal", "RecordedTurn"]
+__all__ = ["INTERRUPTED", "Compaction", "Journal", "MemoryJournal", "NoJournal", "OutgoingCall", "RecordedTurn"]
 
 INTERRUPTED = (
     "This call was interrupted when its host was lost; it may have run in part or in full. "
@@ -76,19 +76,26 @@ class RecordedTurn:
     """Behind this turn, in order; only the last one is still in the conversation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingCall:
+    """A model call that is about to be sent."""
+
+    turn: int
+    attempt: int
+    """Counted from 1 within the turn."""
+    model: str
+    prefix: str
+    """Names what it shares with its siblings."""
+    decision: Mapping[str, Any] | None
+    """How the fan-out starts, with the first call it was made for."""
+    budget: CallBudget | None
+    """What was set aside for it."""
+
+
 class Journal(Protocol):
     """Where a run writes down what must not be done twice. A write that fails ends the run."""
 
-    async def call_started(
-        self,
-        turn: int,
-        attempt: int,
-        *,
-        model: str,
-        prefix: str,
-        decision: Mapping[str, Any] | None,
-        budget: CallBudget | None = None,
-    ) -> None:
+    async def call_started(self, call: OutgoingCall) -> None:
         """A model call is about to be sent."""
 
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
@@ -110,16 +117,7 @@ class Journal(Protocol):
 class NoJournal:
     """Writes nothing down: an in-process fork ends with its process."""
 
-    async def call_started(
-        self,
-        turn: int,
-        attempt: int,
-        *,
-        model: str,
-        prefix: str,
-        decision: Mapping[str, Any] | None,
-        budget: CallBudget | None = None,
-    ) -> None:
+    async def call_started(self, call: OutgoingCall) -> None:
         """Do nothing."""
 
     async def turn_finished(self, turn: int, reply: Reply, *, retries: int, cache: CacheCheck | None) -> None:
@@ -146,16 +144,7 @@ class MemoryJournal(NoJournal):
         self.last_sent_at: float | None = None
         """Unix time of the newest call."""
 
-    async def call_started(
-        self,
-        turn: int,
-        attempt: int,
-        *,
-        model: str,
-        prefix: str,
-        decision: Mapping[str, Any] | None,
-        budget: CallBudget | None = None,
-    ) -> None:
+    async def call_started(self, call: OutgoingCall) -> None:
         """Take note of the time."""
         self.last_sent_at = time.time()
 
