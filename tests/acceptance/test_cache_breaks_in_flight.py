@@ -21,6 +21,7 @@ from nexofork.simulator import CATALOG, SimulatorConfig
 from tests.support.conversation import MARK, MARK_1H, MODEL, agent_calls, call, request, says, text
 from tests.support.gateway import Gateway
 from tests.support.parents import Parent, fork, open_llm, results_in
+from tests.support.waiting import PATIENCE_S
 from tests.support.witness import common_prefix
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ async def test_35_siblings_are_started_side_by_side(
         started = tasks.create_task(
             forks.fork_each(fork(snapshot, llm, mode=mode), [says(f"Part {n}.", held) for n in range(5)])
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await sim.begun(6)
         assert [record.finished_at for record in sim.log[1:]] == [None] * 5
         sim.release("all")

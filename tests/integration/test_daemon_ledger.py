@@ -17,6 +17,7 @@ from nexofork.wire.streams import LEDGER
 from nexofork_daemon.ledger import DaemonLedger
 from tests.support.fleet import RestartableServer, restartable
 from tests.support.nats import connected
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -78,7 +79,7 @@ async def test_more_than_one_message_holds_is_stored_in_several(restartable: Res
     long = 190 * "\N{GRINNING FACE}"
     async with connected(restartable.url) as bus:
         await provision(bus)
-        async with writing(bus) as ledger, asyncio.timeout(20):
+        async with writing(bus) as ledger, asyncio.timeout(PATIENCE_S):
             for number in range(600):
                 name = f"{number}{long}"
                 owner = CallOwner(run_id=f"r{number}", label=f"l{name}", group=f"g{name}", parent=f"p{name}", host=name)
@@ -99,7 +100,7 @@ async def test_an_outage_loses_nothing(restartable: RestartableServer) -> None:
             await run.flush()
             restartable.down()
             run.book(a_call(2))
-            async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(run.flush())
                 done, _ = await asyncio.wait([waiting], timeout=1.5)
                 assert not done

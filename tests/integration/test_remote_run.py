@@ -14,6 +14,7 @@ from nexofork.engine.events import FanOutDecided, ForkClaimed, ForkEnded, TurnFi
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.wire.messages import CallStarted, Final, Payload
 from tests.support.nats import a_claim, a_final, a_request, a_turn, bus, nats_server, run_id
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
@@ -37,7 +38,7 @@ async def test_a_report_missed_by_the_feed_is_read_before_the_next_one_counts(bu
     run = RemoteRun(bus, BlobStore(bus, "parent"), record, pool="fork", parent_id="p", on_asked=nobody_asks)
 
     await run.listen()
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(run.follow(after=asked, known=True))
         turned = await log.append(a_turn(), after=claimed)
         await log.append(a_final(), after=turned)
@@ -63,7 +64,7 @@ async def test_how_the_fan_out_started_is_told_once_and_kept_in_the_result(bus: 
     run = RemoteRun(bus, BlobStore(bus, "parent"), record, pool="fork", parent_id="p", on_asked=nobody_asks)
 
     await run.listen()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await run.follow()
 
     assert [type(event) for event in record.events] == [ForkClaimed, FanOutDecided, TurnFinished, ForkEnded]

@@ -26,7 +26,7 @@ from tests.support.conversation import KEY
 from tests.support.nats import SMALL, ServerProcess, connected
 from tests.support.parents import Parent, body_of
 from tests.support.processes import Nursery, Process, nursery
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -229,14 +229,14 @@ class Fleet:
 
     async def until_logged(self, run_id: str, holds: Callable[[Any], bool]) -> None:
         """Return when a report that fulfils the condition is on the log."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(map(holds, await self.reports(run_id))):  # noqa: ASYNC110 - the log is asked, it does not tell
                 await asyncio.sleep(0.01)
 
     async def until_answered(self, run_id: str, ask_id: str) -> bytes:
         """Return the answer to a question, once it is in the run's inbox."""
         subject, stream = inbox(run_id, ask_id, self.pool), inbox_stream(self.pool)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while (stored := await last_direct(self.bus, stream, subject)) is None:  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
         return stored.data
@@ -244,7 +244,7 @@ class Fleet:
     async def until_present(self, holds: Callable[[wire.Presence], bool]) -> None:
         """Return when a daemon that fulfils the condition is there."""
         board = PresenceBoard(self.bus)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(map(holds, await board.daemons(self.pool))):  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
 

@@ -8,6 +8,8 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Self
 
+from tests.support.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["CTRL_B", "CTRL_C", "CTRL_D", "AtTerminal"]
 
 CTRL_B, CTRL_C, CTRL_D = "\x02", "\x03", "\x04"
-_DEADLINE_S = 20.0
 _READ_BYTES = 65_536
 
 
@@ -69,7 +70,7 @@ class AtTerminal:
     async def until(self, pattern: str) -> re.Match[str]:
         """Return what is shown that matches, behind what was waited for before."""
         try:
-            async with asyncio.timeout(_DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while (found := re.compile(pattern).search(self.shown, self._unread)) is None:
                     self._news.clear()
                     await self._news.wait()
@@ -81,7 +82,7 @@ class AtTerminal:
     async def ended(self) -> int:
         """Return the exit code, once it has ended."""
         try:
-            async with asyncio.timeout(_DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while self.process.poll() is None:  # noqa: ASYNC110 - nothing announces it
                     await asyncio.sleep(0.01)
         except TimeoutError:

@@ -14,12 +14,13 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from tests.support.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["Terminal", "at_terminal"]
 
-_LIMIT_S = 20.0
 _MOVE = re.compile(r"\x1b\[(\d+);1H")
 
 
@@ -39,7 +40,7 @@ class Terminal:
 
     def until_holds(self, holds: Callable[[], object]) -> None:
         """Return when a fact about what is shown holds."""
-        give_up = time.monotonic() + _LIMIT_S
+        give_up = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < give_up, self.shown
             if not self._read(0.2):
@@ -47,10 +48,10 @@ class Terminal:
 
     def ended(self) -> int:
         """Return the exit code, once there is one and everything was read."""
-        give_up = time.monotonic() + _LIMIT_S
+        give_up = time.monotonic() + PATIENCE_S
         while self._read(0.2):
             assert time.monotonic() < give_up, self.shown
-        return self.process.wait(_LIMIT_S)
+        return self.process.wait(PATIENCE_S)
 
     def type(self, words: str) -> None:
         """Type something."""

@@ -193,7 +193,7 @@ async def test_a_wait_goes_to_the_background_and_the_user_goes_on(fleet: Fleet, 
         agent.type("/msg 7 Who are you?")
         await agent.until("7 names no agents; agents here are: 1 to 1")
         fleet.sim.release("apple")
-        await agent.until("Heard of one end.")
+        await agent.until(r"Heard of one end\.\n> ")  # the prompt is back: the call is over and counted
         agent.type("/cost")
         await agent.until(r"This conversation: 5 calls, .* cached\), \$0\.")
         await agent.until(r"Agent 1 .it.: [12] calls, .* cached\), \$0\.")

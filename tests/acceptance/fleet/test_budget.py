@@ -19,6 +19,7 @@ from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import events, reports
 from tests.support.conversation import call, request, says
 from tests.support.parents import usage_in_log
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from nexofork import ForkResult
@@ -148,7 +149,7 @@ async def test_a_child_ends_before_the_call_that_would_pass_its_own_budget(fleet
 async def test_a_child_that_was_refused_money_sent_nothing(fleet: Fleet) -> None:
     """The first call is held to the same rule."""
     await fleet.daemon()
-    async with fleet.connect() as forks, asyncio.timeout(20):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         result = await (await forks.fork(await fleet.params("Look.", budget=Budget(usd=0.001)))).result()
 
     assert (result.status, result.end, result.turns) == (ForkStatus.OVER_BUDGET, "over_budget", 0)
@@ -195,7 +196,7 @@ async def test_a_request_with_a_budget_that_is_none_is_refused(
     await fleet.daemon()
     body = '{"model":"claude-opus-4-8","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
     plain = wire.Requested(snapshot=wire.Payload(text=body), directive="Look.").model_dump(mode="json") | fields
-    async with fleet.connect() as forks, asyncio.timeout(20):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         await store(fleet.bus, events("poor", fleet.pool), wire._dumps(plain))
         result = await (await forks.attach("poor")).result()
 
@@ -222,7 +223,7 @@ async def test_a_request_in_the_place_of_a_budget_is_not_run(fleet: Fleet) -> No
     body = '{"model":"claude-opus-4-8","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
     request = wire.Requested(snapshot=wire.Payload(text=body), directive="Look.")
     await store(fleet.bus, events(name, fleet.pool), wire.encode(request))
-    async with fleet.connect() as forks, asyncio.timeout(20):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         result = await (await forks.fork(await fleet.params("Look.", group_budget=Budget(usd=1)), group="g")).result()
 
     assert (result.ok, fleet.sim.request_count) == (True, 2)

@@ -16,6 +16,7 @@ from nexofork.economics.ledger import distinct, price_calls, total
 from nexofork.wire import messages as wire
 from tests.support.conversation import MODEL, call, says
 from tests.support.scraping import scrape
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ async def lived_through(fleet: Fleet) -> int:
 
 async def until_idle(port: int) -> None:
     """Return when no slot is used: the last things are done after a run's final report."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await scrape(port)).sum("nexofork_slots_used"):
             pass
 

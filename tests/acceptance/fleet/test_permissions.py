@@ -20,6 +20,7 @@ from nexofork.wire.subjects import inbox
 from tests.support.conversation import call, says
 from tests.support.fleet import finals, lines_in, open_fleet
 from tests.support.parents import results_in
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -406,7 +407,7 @@ async def test_a_question_outlives_a_restart_of_nats(
 
 async def until_answered(handle: ForkHandle, question: ForkAsked) -> None:
     """Answer as soon as NATS takes it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await handle.answer(question.ask_id, True)

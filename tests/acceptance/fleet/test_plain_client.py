@@ -10,6 +10,7 @@ import nats
 
 from nexofork.wire.streams import log_stream
 from tests.support.conversation import call, says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -35,7 +36,7 @@ async def test_one_plain_message_is_a_fork(fleet: Fleet) -> None:
 
     await client.publish(f"agent.{fleet.pool}.plain-1.events", json.dumps(request).encode())
     got = [await seen.get()]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while got[-1]["kind"] != "final":
             got.append(await seen.get())
     stored = await client.jetstream(domain="fork").get_last_msg(

@@ -11,24 +11,40 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nexofork import ForkStatus
 from nexofork.bus.credentials import new_seed
+from nexofork.bus.embedded import EmbeddedServer
 from nexofork.bus.jetstream import call as api
 from tests.support.conversation import AGENT, KEY, call, says
+from tests.support.fleet import open_fleet
 from tests.support.parents import results_in
 from tests.support.sandboxes import needs_bubblewrap
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from nexofork.bus.connection import Bus, Msg
-    from tests.support.fleet import Fleet
+    from nexofork.simulator import Simulator
+    from tests.support.fleet import Fleet, Nursery
 
 TOOLS: list[dict[str, Any]] = [AGENT, {"name": "Bash", "input_schema": {"type": "object"}}]
 LOOK = "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'; ls -la / /tmp /run; cat {key} {seed} {config}; false"
 
 
+@pytest.fixture
+async def own_fleet(sim: Simulator, nursery: Nursery, tmp_path: Path) -> AsyncIterator[Fleet]:
+    """A fleet on a server that nobody else has stored anything on: all of it is read."""
+    with EmbeddedServer(store_dir=tmp_path / "nats") as server:
+        async with open_fleet((server.url,), sim=sim, nursery=nursery, folder=tmp_path) as opened:
+            yield opened
+
+
 @needs_bubblewrap
-async def test_marked_secrets_are_nowhere_to_be_found(fleet: Fleet) -> None:
+async def test_marked_secrets_are_nowhere_to_be_found(own_fleet: Fleet) -> None:
     """Key, seed and settings in files of the daemon's; two forks, one of which fails, with everything logged."""
+    fleet = own_fleet
     seed_text = new_seed()[0]
     key, seed, config = (fleet.folder / name for name in ("key", "seed", "d.toml"))
     for file, text in ((key, KEY), (seed, seed_text)):

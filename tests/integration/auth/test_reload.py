@@ -13,7 +13,7 @@ from nexofork.bus.failures import BusDenied, NoResponders
 from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
 from tests.support.nats import SMALL, a_claim, a_request, a_turn, connected, run_accounts_server
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,14 +32,14 @@ def server(tmp_path: Path) -> Iterator[AccountsServer]:
 
 async def until_let_in(server: AccountsServer, seed: Path, *, expected: bool = True) -> None:
     """Return when the server has read its configuration again."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await is_let_in(server, seed) is not expected:
             pass
 
 
 async def until_served(bus: Bus) -> None:
     """Return when a client that stayed connected is answered; while the server links its accounts anew, nobody does."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 assert await bus.stream_fill("FORK") < 1

@@ -19,6 +19,7 @@ from nexofork.wire.messages import Amount, BudgetLimit, encode
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import DEFAULT_POOL, reports
 from tests.support.nats import SMALL, Proxy, connected
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -105,7 +106,7 @@ async def test_a_crowd_with_money_for_half_stays_within_and_ends(
         budget.settle(key, Amount(tokens=50))
         outcomes.append("made")
 
-    async with holders(nats_server.url, 3, pool=pool) as hosts, asyncio.timeout(20):
+    async with holders(nats_server.url, 3, pool=pool) as hosts, asyncio.timeout(PATIENCE_S):
         async with asyncio.TaskGroup() as tasks:
             for number in range(60):
                 tasks.create_task(call(hosts[number % 3].of_group("g", limit), f"r{number}.1.1"))

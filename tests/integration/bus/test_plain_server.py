@@ -15,6 +15,7 @@ from nexofork.bus.pickup import Pickup
 from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
 from tests.support.nats import a_claim, a_request, free_port
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +55,7 @@ async def test_a_plain_jetstream_server_works_as_it_is(tmp_path: Path) -> None:
 
 async def _up(port: int) -> None:
     """Return when the server takes connections and JetStream answers."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 async with open_bus(BusSettings(urls=(f"nats://127.0.0.1:{port}",), connect_timeout_s=1)) as bus:

@@ -25,6 +25,7 @@ from tests.support.conversation import KEY, request
 from tests.support.fleet import restartable
 from tests.support.nats import accounts_server
 from tests.support.terminals import at_terminal
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["World", "accounts_server", "restartable"]
 
 _NEXOFORK = Path(sys.executable).with_name("nexofork")
-_LIMIT_S = 30.0
 _FOREIGN = ("ANTHROPIC_", "NATS_", "NEXOFORK_PRICES", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
 
 
@@ -63,7 +63,7 @@ class World:
 
     def run(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        given = {"capture_output": True, "text": True, "timeout": _LIMIT_S, "env": self.environment, **options}
+        given = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "env": self.environment, **options}
         return subprocess.run([str(_NEXOFORK), *map(str, arguments)], **given)
 
     def ask(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -77,7 +77,7 @@ class World:
 
     def until_logged(self, run_id: str, event: str) -> None:
         """Return when a run's log has such an entry."""
-        give_up = time.monotonic() + _LIMIT_S
+        give_up = time.monotonic() + PATIENCE_S
         while event not in [one["event"] for one in objects(self.ask("logs", run_id, "--json", *self.at).stdout)]:
             assert time.monotonic() < give_up, f"{run_id} has no {event}"
 
@@ -154,7 +154,7 @@ def _shared_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         daemon = stack.enter_context(world.daemon("--name", "d1"))
         yield world
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(_LIMIT_S) == 0
+        assert daemon.wait(PATIENCE_S) == 0
 
 
 @pytest.fixture

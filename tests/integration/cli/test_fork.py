@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.cli.conftest import objects, until
 from tests.support.conversation import call, says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.integration.cli.conftest import World
@@ -94,7 +95,7 @@ def test_events_come_while_the_run_goes_on(world: World) -> None:
         seen = until(process, "tool_started")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
     assert [event["event"] for event in seen] == ["requested", "claimed", "fan_out_decided", "turn", "tool_started"]
 
 
@@ -151,7 +152,7 @@ def test_ctrl_c_aborts_the_children(world: World, number: signal.Signals) -> Non
     with world.start(*world.forking(SLEEPS, SLEEPS), *given, "--events") as process:
         until(process, "tool_started", "tool_started")  # both: one that is not requested yet has no end to report
         process.send_signal(number)
-        printed, errors = process.communicate(timeout=20)
+        printed, errors = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 130
     finals = [event for event in objects(printed) if event["event"] == "final"]
@@ -169,7 +170,7 @@ def test_ctrl_c_ends_what_is_requested_and_what_is_not_yet(own_pool: World) -> N
     with own_pool.start(*own_pool.forking(*["Look."] * 66), *given, "--events") as process:
         until(process, *["requested"] * 64)
         process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=20)
+        printed, errors = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 130, errors
     ends = {event["run_id"]: event["status"] for event in objects(printed) if event["event"] == "final"}
@@ -187,7 +188,7 @@ def test_without_a_daemon_the_wait_is_explained(own_pool: World) -> None:
         assert "anthropic-version" in process.stderr.readline()
         notice = process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
 
     assert "1 of 1 run, 0 daemons" in notice
     assert "about 1 request queued" in notice

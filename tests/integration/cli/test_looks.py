@@ -12,6 +12,7 @@ import pytest
 
 from nexofork.cli import run_command
 from tests.integration.cli.conftest import objects
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +71,7 @@ def test_servers_say_as_json_that_they_are_ready(world: World, command: list[str
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=20)[0]
+        rest = process.communicate(timeout=PATIENCE_S)[0]
 
     assert ready["event"] == "ready"
     assert ready["url"].startswith(url)

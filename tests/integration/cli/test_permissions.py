@@ -11,13 +11,12 @@ import pytest
 
 from tests.integration.cli.conftest import World, objects, until
 from tests.support.conversation import call, says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.nats import AccountsServer
-
-_LIMIT_S = 20.0
 
 
 def runs(*commands: str) -> str:
@@ -74,7 +73,7 @@ def test_answer_allows_and_denies(world: World, tmp_path: Path) -> None:
 
 def wait_for(holds: Any) -> None:
     """Return when a fact holds."""
-    give_up = time.monotonic() + _LIMIT_S
+    give_up = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < give_up
 
@@ -128,8 +127,8 @@ def test_progress_says_how_to_answer(world: World, tmp_path: Path) -> None:
             assert watching.stderr is not None
             assert any("asks for permission: Bash touch" in line for line in watching.stderr)
             assert world.ask("answer", run_id, ask_id, "allow").returncode == 0
-            assert process.wait(_LIMIT_S) == 0
-            assert watching.wait(_LIMIT_S) == 0
+            assert process.wait(PATIENCE_S) == 0
+            assert watching.wait(PATIENCE_S) == 0
     assert (tmp_path / "x").exists()
 
 

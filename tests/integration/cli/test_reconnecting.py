@@ -18,6 +18,7 @@ from nexofork.bus.provisioning import provision
 from nexofork.wire.messages import AbortEvent, Payload, Requested, encode
 from nexofork.wire.subjects import events
 from tests.support.nats import connected
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,7 +44,7 @@ async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
 async def next_object(process: asyncio.subprocess.Process) -> dict[str, Any]:
     """The next line of a command's output."""
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         line = await process.stdout.readline()
     found: dict[str, Any] = json.loads(line)
     return found
@@ -68,7 +69,7 @@ async def test_a_server_that_comes_back_is_followed_on(restartable: RestartableS
         restartable.down()
         if command == "logs":
             assert process.stderr is not None
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while b"NATS is not reached" not in await process.stderr.readline():
                     pass
         restartable.up()
@@ -76,7 +77,7 @@ async def test_a_server_that_comes_back_is_followed_on(restartable: RestartableS
         await put(restartable.url, run_id, AbortEvent(note="meanwhile"))
         second = await next_object(process)
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             code = await process.wait()
 
     if command == "logs":

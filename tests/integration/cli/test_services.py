@@ -17,6 +17,7 @@ from nexofork.bus.jetstream import call as call_api
 from nexofork.wire.streams import log_stream
 from tests.integration.cli.conftest import objects
 from tests.support.conversation import call, says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +73,7 @@ def test_serve_has_everything_a_fleet_needs(world: World, tmp_path: Path) -> Non
             assert len(objects(world.ask("ps", "--json", "--nats", url).stdout)[0]["runs"]) == known
             world.ask(*world.forking("Look."), "--nats", url, "--detach")
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
         assert str(tmp_path / "store") in errors
         assert len(errors.splitlines()) == 1

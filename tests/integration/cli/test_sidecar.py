@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.cli.conftest import objects
 from tests.support.conversation import KEY, call, says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +93,7 @@ def test_ctrl_c_ends_a_sidecar(own_pool: World, tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert (tmp_path / ".dream.lock").read_text() == ""
 

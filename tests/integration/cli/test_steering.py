@@ -12,6 +12,7 @@ from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import inbox_filter
 from tests.integration.cli.conftest import objects
 from tests.support.conversation import call, says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +130,7 @@ def _until_posted(world: World, run_id: str) -> None:
     """Return when something lies in the run's inbox."""
 
     async def look() -> None:
-        async with open_bus(BusSettings(urls=(world.nats,))) as bus, asyncio.timeout(20):
+        async with open_bus(BusSettings(urls=(world.nats,))) as bus, asyncio.timeout(PATIENCE_S):
             while await last_of(bus, inbox_stream(world.pool), inbox_filter(run_id, world.pool)) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nexofork.cli.columns import width_of
 from tests.integration.cli.conftest import objects, until
 from tests.integration.cli.test_runs import ECHOES, SLEEPS
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     import subprocess
@@ -87,7 +88,7 @@ def test_a_pipe_gets_a_line_for_each_change(own_pool: World) -> None:
         (run_id,) = own_pool.detached(ECHOES)
         lines = _lines_until(process, f"{run_id}  completed")
         process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=20)[0]
+        rest = process.communicate(timeout=PATIENCE_S)[0]
 
     text = "".join(lines) + rest
     assert process.returncode == 0

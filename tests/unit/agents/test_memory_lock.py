@@ -15,6 +15,7 @@ import pytest
 
 from nexofork.agents.sidecars.lock import MemoryLock
 from nexofork.errors import ForkRefused
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,7 @@ def test_of_several_processes_one_gets_it(tmp_path: Path) -> None:
     at = str(time.time() + 1.0)
     command = [sys.executable, "-c", CONTEND, str(tmp_path), at]
     racing = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(3)]
-    said = [process.communicate(timeout=20)[0].strip() for process in racing]
+    said = [process.communicate(timeout=PATIENCE_S)[0].strip() for process in racing]
     assert sorted(said) == ["False", "False", "True"]
 
 

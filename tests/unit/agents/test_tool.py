@@ -27,6 +27,7 @@ from nexofork.core.boilerplate import BOILERPLATE, PLACEHOLDER_RESULT
 from nexofork.errors import BadReply, EmptySlot, ForkRefused, NothingCaptured
 from tests.support.conversation import AGENT, BASH, call, request, says
 from tests.support.parents import body_of, results_in
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -587,7 +588,7 @@ async def test_many_calls_of_one_reply_are_all_followed(session: Session) -> Non
     """Thirty forks and named agents side by side; every one is notified once."""
     kinds = [{"prompt": f"part {number}", "subagent_type": ("", "Plan")[number % 2]} for number in range(30)]
     await session.calls(*kinds)
-    async with session.tool() as tool, asyncio.timeout(20):
+    async with session.tool() as tool, asyncio.timeout(PATIENCE_S):
         runs = [launched(answer)["run_id"] for answer in await tool.handle_all()]
         told = [await tool.next_notification() for _ in runs]
         assert await tool.next_notification() is None

@@ -12,6 +12,7 @@ from nexofork.core.replacement import ContentReplacementState
 from nexofork.engine.dispatch import AGENT_TOOL, ToolCall, ToolOutcome
 from tests.support.conversation import call, says
 from tests.support.parents import Parent, body_of, fork, results_in
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -163,7 +164,7 @@ async def test_parallel_tools_run_side_by_side_and_answer_in_order(running: Runn
         return f"result {number}"
 
     calls = [call("Read", number=number) for number in range(3)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         result = await running.fork(
             says("Work.", {"tools": calls}, {"text": "Done."}), tools=FunctionTools({"Read": read}, parallel=["Read"])
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
 from tests.unit.simulator.client import request, text, user
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def send(url: str, body: object) -> None:
     """One request, its answer read."""
     head = {"x-api-key": "sk-sim-alpha", "anthropic-version": "2026-10-21"}
     message = urllib.request.Request(f"{url}/v1/messages", data=json.dumps(body).encode(), headers=head)
-    with urllib.request.urlopen(message, timeout=20) as answer:
+    with urllib.request.urlopen(message, timeout=PATIENCE_S) as answer:
         answer.read()
 
 
@@ -49,7 +50,7 @@ def test_the_command_reports_each_request_and_a_total(stop: signal.Signals) -> N
         for _ in range(2):
             send(url, request(user(text(600, ttl="5m")), max_tokens=0))
         process.send_signal(stop)
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate(timeout=PATIENCE_S)
 
     wrote, read, total = output.splitlines()
     assert wrote.split()[1:3] == ["claude-opus-5-5", "wrkspc_alpha"]
@@ -67,7 +68,7 @@ def test_scripts_and_settings_come_from_files(tmp_path: Path) -> None:
     with running("--script", str(script), "--config", str(config), "--json") as (process, url):
         send(url, request())
         process.terminate()
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=PATIENCE_S)
 
     record = json.loads(output.splitlines()[0])
     assert (record["workspace"], record["output"]) == ("wrkspc_of_the_file", 2)
@@ -79,7 +80,9 @@ def test_a_bad_configuration_is_one_line_of_error(tmp_path: Path, content: str) 
     config = tmp_path / "config.json"
     config.write_text(content)
 
-    result = subprocess.run([*START, "--config", str(config)], capture_output=True, text=True, timeout=20, check=False)
+    result = subprocess.run(
+        [*START, "--config", str(config)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
     assert result.returncode == 1
     assert result.stderr.startswith("Error: ")

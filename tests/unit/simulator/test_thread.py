@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork.simulator import SimulatorConfig, simulator_thread
+from tests.support.waiting import PATIENCE_S
 from tests.unit.simulator.client import request, sim, text, user
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def send(provider: ThreadedSimulator, body: dict[str, Any]) -> Any:
     """A blocking request."""
     head = {"x-api-key": "sk-sim-test", "anthropic-version": "2026-10-21"}
     message = urllib.request.Request(f"{provider.url}/v1/messages", data=json.dumps(body).encode(), headers=head)
-    with urllib.request.urlopen(message, timeout=20) as answer:
+    with urllib.request.urlopen(message, timeout=PATIENCE_S) as answer:
         return json.load(answer)
 
 
