@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LONGEST", "Verdict", "classify", "problem_of", "readable", "redirections_problem"]
 
+_SINKS = ("/dev/null", "/dev/stdout", "/dev/stderr")
 LONGEST = 10_000
 """Characters; nobody needs more to look at something."""
 
@@ -106,12 +107,12 @@ def _redirection_problem(redirection: Redirection) -> str | None:
     if operator == "<<<":
         return None
     if operator == ">&":
-        fine = target.text in ("1", "2") and redirection.descriptor in ("", "1", "2")
+        fine = target.text in ("1", "2", *_SINKS) and redirection.descriptor in ("", "1", "2")
         return None if fine else "Only 2>&1 and >&2 are allowed of this kind."
     if operator == "<":
         special = target.text.startswith("/dev/") and target.text != "/dev/null"
         return "Reading from a device is not allowed." if special or redirection.descriptor not in ("", "0") else None
-    if target.text == "/dev/null" and redirection.descriptor in ("", "1", "2"):
+    if target.text in _SINKS and redirection.descriptor in ("", "1", "2"):
         return None
     return f"Writing to {target.text!r} is not allowed; only /dev/null is."
 

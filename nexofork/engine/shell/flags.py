@@ -110,6 +110,7 @@ def _flag(program: str, rule: Rule, word: Word, left: list[Word], found: Argumen
     fixed = word.before_glob is None or "=" in word.before_glob or rule.tame
     if not fixed or (word.many and word.varies):
         raise Unreadable(f"A wildcard in the flag {word.text!r} of {program} is not allowed; quote it.")
+    _refuse_variable(program, rule, word)
     if rule.numeric and _NUMBER.fullmatch(word.text):
         found.flags.append((word.text, None))
     elif word.text.startswith("--"):
@@ -153,11 +154,18 @@ def _next(program: str, rule: Rule, flag: str, left: list[Word]) -> str | None:
     if not left:
         return None  # the program will complain
     value = left.pop(0)
+    _refuse_variable(program, rule, value)
     # However the program counts its values, the word can then not be a flag.
     dashed = value.text.startswith("-") and value.text != "-" and not _NUMBER.fullmatch(value.text)
     if (value.many or dashed) and not rule.tame:
         raise Unreadable(f"The value {value.text!r} of {program} {flag} could be a flag; attach or quote it.")
     return value.text
+
+
+def _refuse_variable(program: str, rule: Rule, word: Word) -> None:
+    """A folder can have any name, and some flags take scripts and formats."""
+    if word.varies and not rule.tame:
+        raise Unreadable(f"Write out what a flag of {program} is given; $PWD, $HOME and ~ are for its operands.")
 
 
 def _unlisted(program: str, flag: str) -> str:

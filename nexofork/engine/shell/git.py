@@ -3,7 +3,7 @@
 A repository's own configuration can name programs (external diff, textconv, filters, fsmonitor, hooks). It is trusted
 as far as it lies in a real ``.git``, which no commit can carry; what a commit *can* carry, a bare repository disguised
 as a folder, is shut out by ``READ_ONLY_ENVIRONMENT``, which every command under a read-only verdict runs in. Flags that
-switch such programs on are refused here.
+switch such programs on are refused here. The user's and the system's configuration are not read at all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _SETTINGS = {
     "log.showSignature": "false",
 }
 READ_ONLY_ENVIRONMENT: dict[str, str] = {
+    "GIT_CONFIG_GLOBAL": "/dev/null",  # the home of commands is a folder that others may write to
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
     "GIT_OPTIONAL_LOCKS": "0",  # or `git status` rewrites the index
     "GIT_NO_LAZY_FETCH": "1",  # or a partial clone runs what its configuration names to fetch
     "GIT_TERMINAL_PROMPT": "0",
@@ -90,6 +93,9 @@ def _tag(arguments: Arguments) -> str | None:
 def _config(arguments: Arguments) -> str | None:
     if arguments.has("--get", "--get-all", "--get-regexp", "--list", "-l"):
         return None
+    # A setting has a dot in its name; without one it may be a subcommand, such as edit.
+    if len(arguments.operands) == 1 and "." in arguments.operands[0].text and arguments.operands[0].literal:
+        return None
     return "git config may write; read with --get NAME or --list."
 
 
@@ -109,6 +115,7 @@ _SUBCOMMANDS: dict[str, Rule] = {
     "diff": _DIFF,
     "rev-list": replace(_LOG, long=_LOG.long + " count objects header timestamp disk-usage"),
     "diff-tree": replace(_DIFF, long=_DIFF.long + " root stdin no-commit-id", long_optional=_DIFF_OPTIONAL + "pretty"),
+    "diff-index": _DIFF,
     "shortlog": Rule(
         short="nsecz",
         short_attached="w",
@@ -188,6 +195,8 @@ _SUBCOMMANDS: dict[str, Rule] = {
     "for-each-ref": Rule(
         short="spq", long="ignore-case", long_value="count sort format points-at merged no-merged contains no-contains"
     ),
+    # A second operand is written.
+    "symbolic-ref": Rule(short="q", long="short quiet no-recurse", operands=1),
     "show-ref": Rule(
         short="dqs", long="head heads tags dereference verify quiet branches", long_optional="hash abbrev"
     ),

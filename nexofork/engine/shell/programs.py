@@ -7,6 +7,7 @@ program of the caller's choice or never ends is left out; so is what nobody need
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nexofork.engine.shell.finding import judge_find, judge_test
@@ -97,6 +98,12 @@ def _xxd(words: list[Word]) -> str | None:
 
 def _command(arguments: Arguments) -> str | None:
     return None if arguments.has("-v", "-V") else "command runs another program; only command -v NAME is allowed."
+
+
+def _version_only(program: str, words: list[Word]) -> str | None:
+    if [word.text for word in words] == ["--version"]:
+        return None
+    return f"{program} runs any program text; only {program} --version is allowed."
 
 
 _RULES: dict[str, Rule] = {
@@ -237,6 +244,7 @@ _RULES: dict[str, Rule] = {
         short="rRjcSnesaMC",
         long="raw-output raw-input join-output compact-output sort-keys null-input exit-status slurp ascii-output "
         "monochrome-output color-output tab stream seq",
+        long_value="arg argjson indent",
     ),
     "md5sum": _SUMS,
     "sha1sum": _SUMS,
@@ -298,7 +306,11 @@ _JUDGES: dict[str, Judge] = {
     "xxd": _xxd,
     "[": judge_test,
 }
-PROGRAMS: dict[str, Rule | Judge] = {**_RULES, **_JUDGES}
+PROGRAMS: dict[str, Rule | Judge] = {
+    **_RULES,
+    **_JUDGES,
+    **{name: partial(_version_only, name) for name in ("python", "python3", "node", "gcc", "make")},
+}
 """By the name they are called by."""
 
 _RUNS = "can run other programs"
@@ -327,7 +339,7 @@ HINTS = {
     ".": "runs a file as commands; read it with cat",
     "{": "opens a group; use ( … )",
     "!": "turns the outcome round; leave it out",
-    **dict.fromkeys(("python", "python3", "perl", "ruby", "node", "php", "lua"), "runs any program text"),
+    **dict.fromkeys(("perl", "ruby", "php", "lua"), "runs any program text"),
     **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"), f"{_RUNS}; write the command itself"),
     **dict.fromkeys(("rm", "mv", "cp", "dd", "touch", "mkdir", "chmod", "chown", "ln", "truncate"), "changes files"),
 }

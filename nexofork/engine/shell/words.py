@@ -26,6 +26,8 @@ _REFUSED_OPERATORS = {
     ">|": "Writing to a file (>|) is not allowed.",
     "<&": "Duplicating a descriptor with <& is not allowed.",
 }
+_BRACES = re.compile(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
+"""What bash may expand: a brace that closes behind a comma or two dots, whatever stands between."""
 _VARIABLE = re.compile(r"\$(?:(HOME|PWD)(?![A-Za-z0-9_])|\{(HOME|PWD)\})")
 _DOLLAR_IS_TEXT = frozenset('" |)\\/,:;.%&')
 _DELIMITER = re.compile(r"""([A-Za-z_][A-Za-z0-9_]*)|'([A-Za-z_][A-Za-z0-9_]*)'|"([A-Za-z_][A-Za-z0-9_]*)\"""")
@@ -202,7 +204,7 @@ class _WordReader:
         while self._at < len(self._text) and self._text[self._at] not in _META:
             self._piece(self._text[self._at])
         unquoted = "".join(self._unquoted)
-        if "{" in unquoted and ("," in unquoted or ".." in unquoted):
+        if _BRACES.search(unquoted):
             _refuse("Brace expansion {…} is not allowed; write the words out, or quote the braces.")
         text = self._so_far()
         if text == "[":

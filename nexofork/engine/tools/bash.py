@@ -36,7 +36,9 @@ class BashTool:
         """Return the tool with more in its environment."""
         if not environment:
             return self
-        usual = self.environment if self.environment is not None else minimal_environment()
+        usual = self.environment
+        if usual is None:
+            usual = minimal_environment(sandboxed=self.sandbox is not None)
         return replace(self, environment={**usual, **environment})
 
     async def run(self, arguments: dict[str, Any]) -> ToolOutcome:

@@ -12,11 +12,15 @@ the kernel kills all others with it, and they are waited for. Outside of one, a 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
+import shutil
 import signal
+import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from nexofork.engine.tools.fence import fenced
@@ -132,7 +136,7 @@ async def run_command(
         alive, told = (_Pipe(ours) for _ in range(2))
         if sandbox is not None:
             argv, cwd = sandbox.command(argv, cwd=cwd, readable=readable, info_fd=told.writing), "/"
-        environment = environment if environment is not None else minimal_environment()
+        environment = environment if environment is not None else minimal_environment(sandboxed=sandbox is not None)
         with ExitStack() as theirs:
             # Pipes of our own: a loop may use sockets instead, and then a command cannot open /dev/stderr.
             pipes = [_Pipe(theirs) for _ in sinks]
@@ -284,6 +288,18 @@ async def _over(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def minimal_environment() -> dict[str, str]:
-    """Return what a command sees of the environment: nothing of the daemon's."""
-    return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp"}
+def minimal_environment(*, sandboxed: bool) -> dict[str, str]:
+    """Return what a command sees of the environment: nothing of the daemon's.
+
+    Its home is ``/tmp`` in a sandbox, where that is the run's own. Without one it is a folder that only this user can
+    write to: what others of the host put into ``/tmp`` must not be anybody's configuration.
+    """
+    home = "/tmp" if sandboxed else _own_home()
+    return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": home}
+
+
+@cache
+def _own_home() -> str:
+    home = tempfile.mkdtemp(prefix="nexofork-home-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home

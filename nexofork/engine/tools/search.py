@@ -227,10 +227,10 @@ def _ripgrep(program: str, order: dict[str, Any]) -> list[str]:
     argv = [program, "--no-config", "--hidden", "--no-ignore", "--color=never", "--no-heading", "--with-filename"]
     argv += ["--no-mmap", "--crlf", "--sort=path"]
     # Values stand alone: behind `=`, ripgrep 13 takes off further equals signs.
-    argv += ["--glob", order["glob"]] if order["glob"] else []
+    argv += [f"--glob={order['glob']}"] if order["glob"] else []
     # The last glob that matches decides.
     argv += ["--glob=!.git", *(f"--glob=!{path}" for path in KERNEL_FOLDERS if order["root"] == "/")]
-    argv += ["--type", order["type"]] if order["type"] else []
+    argv += [f"--type={order['type']}"] if order["type"] else []
     argv += ["--ignore-case"] if order["ignore_case"] else []
     argv += ["--multiline", "--multiline-dotall"] if order["multiline"] else []
     match order["output_mode"]:

@@ -132,6 +132,14 @@ async def test_the_daemons_environment_stays_with_the_daemon() -> None:
     assert outcome.content == "HOME LANG PATH PWD SHLVL _ "
 
 
+async def test_the_home_of_a_bare_command_is_nobody_elses() -> None:
+    """What other users put into a folder that all may write to is not its configuration."""
+    home = (await run('printf %s "$HOME"; stat -c " %a %u" "$HOME"')).content
+
+    assert isinstance(home, str)
+    assert home.split()[1:] == ["700", str(os.getuid())]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

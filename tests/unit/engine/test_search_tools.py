@@ -291,3 +291,12 @@ def test_ours_and_ripgrep_find_the_same(files: dict[str, bytes], order: dict[str
         ours, theirs = (asyncio.run(Hands(folder, search=search).good("Grep", **order)) for search in searches)
 
     assert ours == theirs
+
+
+@needs_ripgrep
+@pytest.mark.parametrize("kind", ["--pre", "-uuu"])
+async def test_a_type_is_never_an_option_of_ripgrep(tmp_path: Path, kind: str) -> None:
+    """However it is written, it is looked up among the types."""
+    hands = Hands(tmp_path, search=SearchTools(cwd=tmp_path, ripgrep=RIPGREP))
+
+    assert f"unrecognized file type: {kind}" in await hands.bad("Grep", pattern="a", type=kind)

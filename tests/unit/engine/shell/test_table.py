@@ -80,6 +80,30 @@ def test_a_repository_that_a_commit_can_carry_runs_nothing(tmp_path: Path) -> No
             assert listing(folder) == before, where + command
 
 
+@pytest.mark.parametrize("where", [".gitconfig", ".config/git/config"])
+def test_the_configuration_of_a_home_runs_nothing(tmp_path: Path, where: str) -> None:
+    """Whoever can write to the home of commands must not be able to name a program for git."""
+    folder = make(tmp_path)
+    config = folder / where  # the home of commands here
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(f"[diff]\nexternal = {folder / 'evil'}\n[core]\nfsmonitor = {folder / 'evil'}\n")
+    before = listing(folder)
+    for command in ("git diff", "git status", "git log -p --ext-diff"):
+        run(command, folder)
+        assert listing(folder) == before, command
+
+
+def test_the_name_of_a_folder_is_no_script(tmp_path: Path) -> None:
+    """A folder called like a command of sed would have been run by it."""
+    folder = make(tmp_path)
+    (folder / "b,e;s,x,y").mkdir()
+    command = "cd 'b,e;s,x,y' && sed -n -e \"s,.*,$PWD,\" ../a.txt"
+
+    verdict = classify(command)
+
+    assert verdict.reason == "Write out what a flag of sed is given; $PWD, $HOME and ~ are for its operands."
+
+
 @pytest.mark.parametrize("piece", ["(", "'", '"', "$(", "${", "<<E\n", "[", "{", "ls;", "|", "\\", "s/[", "*"])
 def test_a_verdict_takes_no_time(piece: str) -> None:
     """However often a construct is repeated, up to the longest command there may be."""
