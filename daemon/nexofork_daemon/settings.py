@@ -7,6 +7,7 @@ import socket
 import sys
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexofork.engine.sandbox.opening import SandboxSettings
@@ -18,8 +19,6 @@ from nexofork_daemon.notify import Supervisor
 from nexofork_daemon.state_folder import DiskLimits
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nexofork.config.reading import Settings
 
 __all__ = ["DaemonSettings", "daemon_settings", "logs_to_journal", "supervisor"]
@@ -109,6 +108,7 @@ class DaemonSettings:
             state_dir=self.state_dir,
             network=self.sandbox_network,
             read=self.sandbox_read,
+            shared=tuple(map(Path, self.shared_dirs)),
             secrets=self.secrets,
             limits=Limits(resident_bytes=self.memory_mb * _MB),
             disk_bytes=self.disk_mb * _MB,

@@ -11,6 +11,7 @@ from nexofork.engine.filters import AllowAllFilter
 from nexofork.engine.filters.audit import begin_audit
 from nexofork.engine.sandbox.opening import NoSandbox
 from nexofork.engine.tools.place import Place
+from nexofork.wire.workspace import PathSpec
 from nexofork_daemon.routing import Routing
 from nexofork_daemon.workspaces import NoWorkspace
 
@@ -114,7 +115,8 @@ class Workbench:
         """
         async with AsyncExitStack() as at_end:
             workspace = await at_end.enter_async_context(self._workspaces.open(order))
-            wanted = Place(cwd=workspace.cwd, writable=workspace.writable, protected=workspace.protected)
+            named = isinstance(order.request.workspace, PathSpec)
+            wanted = Place(cwd=workspace.cwd, named=named, writable=workspace.writable, protected=workspace.protected)
             place = await at_end.enter_async_context(self.sandbox.open(wanted, name=order.run_id))
             routed = await self._routing.routed(order, place, self._builtin(place))
             audit = await begin_audit(order.run_id, routed.tool_filter, [place.cwd] if place.cwd else [])

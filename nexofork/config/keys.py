@@ -223,7 +223,8 @@ DAEMON_KEYS = (
         kind=kinds.folders(),
         flag="--shared-dir",
         default=(),
-        help="A folder that is the same one here and at the parents; memory folders in it are used here.",
+        help="A folder that is the same one here and at the parents: memory folders in it are used here, and `path` "
+        "workspaces may lie in it even where the daemon's home is around it.",
     ),
     Key(
         path="tools.mcp_config",

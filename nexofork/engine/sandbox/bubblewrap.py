@@ -50,6 +50,8 @@ class Bubblewrap:
     """Further folders that runs may read, canonical."""
     hidden: tuple[str, ...] = ()
     """What no run may see, canonical: the daemon's home, state and credentials."""
+    shared: tuple[str, ...] = ()
+    """Folders that the operator shares with the parents, canonical: a request may name them even inside `hidden`."""
     limits: Limits
     disk_bytes: int
     """What a run may write."""
@@ -93,6 +95,8 @@ class Bubblewrap:
         writable = list(dict.fromkeys(os.path.realpath(path) for path in (cwd, *place.writable)))
         protected = [os.path.realpath(path) for path in place.protected]
         self._refuse(writable, protected)
+        if place.named:
+            self._refuse_hidden(str(cwd))
         view = self._view(folder, writable, protected)
         for mount in view.mounts:
             if mount.writable and not os.path.lexists(mount.outside):
@@ -115,6 +119,16 @@ class Bubblewrap:
             for hidden in self.hidden:
                 if within(hidden, path) and os.path.isdir(hidden):
                     raise ForkRefused(f"A run cannot work in {path}: {hidden}, which no run may see, is in it.")
+
+    def _refuse_hidden(self, path: str) -> None:
+        for hidden in self.hidden:
+            # What is shared has to lie in what is hidden: sharing a home does not share the state folder in it.
+            shared = any(within(path, one) and within(one, hidden) for one in self.shared)
+            if within(path, hidden) and not shared:
+                raise ForkRefused(
+                    f"A run cannot work in {path}: it lies in {hidden}, which no run may see on this host. "
+                    "Its operator can share a folder in there with --shared-dir."
+                )
 
     def _view(self, folder: Path, writable: Iterable[str], protected: Iterable[str]) -> View:
         tmp, shm = (Mount(inside=path, outside=str(folder / name), writable=True) for path, name in _SCRATCH)

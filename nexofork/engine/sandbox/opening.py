@@ -56,6 +56,8 @@ class SandboxSettings:
     """Whether commands may use the host's network."""
     read: tuple[Path, ...] = ()
     """Folders that commands may read beside the system's."""
+    shared: tuple[Path, ...] = ()
+    """Folders that a request may name as its workspace although they lie in the daemon's home."""
     secrets: tuple[Path, ...] = ()
     """Files that no command may see, wherever they are."""
     limits: Limits = field(default_factory=Limits)
@@ -100,6 +102,7 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
             network=settings.network,
             read=read,
             hidden=hidden,
+            shared=tuple(map(os.path.realpath, settings.shared)),
             limits=settings.limits,
             disk_bytes=settings.disk_bytes,
             disable_userns=_knows(program, "--disable-userns"),

@@ -24,6 +24,8 @@ class Place:
 
     cwd: Path | None = None
     """Where commands run and relative paths start; None is where this process does, or a folder of the sandbox's."""
+    named: bool = False
+    """Whether `cwd` was named by the request: then it may not be one that no run may see."""
     writable: tuple[Path, ...] = ()
     """Folders that tools may change, beside `cwd`, which they may change always."""
     protected: tuple[Path, ...] = ()

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -212,6 +213,28 @@ async def test_a_place_that_shows_too_much_is_refused(tmp_path: Path, folder: st
         with pytest.raises(ForkRefused):
             async with sandbox.open(Place(cwd=cwd), name="run"):
                 pass
+
+
+@pytest.mark.parametrize("folder", ["home", "state/sandbox"])
+async def test_a_request_cannot_name_a_folder_that_no_run_may_see(tmp_path: Path, folder: str) -> None:
+    """Inside the daemon's home or state, though the same folder may be made for a run by the daemon itself."""
+    cwd = Path.home() / f".nexofork-test-{os.getpid()}" if folder == "home" else tmp_path / folder
+    cwd.mkdir(parents=True, exist_ok=True)
+    settings = SandboxSettings(state_dir=tmp_path / "state")
+    try:
+        async with open_sandbox(settings) as sandbox:
+            with pytest.raises(ForkRefused, match="which no run may see on this host"):
+                async with sandbox.open(Place(cwd=cwd, named=True), name="run"):
+                    pass
+        if folder == "home":
+            async with (
+                open_sandbox(replace(settings, shared=(cwd,))) as sandbox,
+                sandbox.open(Place(cwd=cwd, named=True), name="run") as place,
+            ):
+                assert await Hands.at(place).good("Bash", command="pwd") == f"{cwd}\n"
+    finally:
+        if folder == "home":
+            cwd.rmdir()
 
 
 async def test_all_a_run_leaves_in_its_scratch_is_removed(tmp_path: Path) -> None:
