@@ -32,7 +32,6 @@ from nexofork.wire.messages import (
     Requested,
     decode_event,
 )
-from nexofork.wire.needs import unknown_needs
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import events, reports, run_filter
 from nexofork_daemon.beginning import Beginning
@@ -43,7 +42,6 @@ from nexofork_daemon.keeper import Keeper, read_event
 from nexofork_daemon.logs import add_facts
 from nexofork_daemon.purses import RunBudget
 from nexofork_daemon.rebuilding import LeftCall, Rebuilt, rebuild
-from nexofork_daemon.workspaces import has_folder
 
 if TYPE_CHECKING:
     from nexofork.bus.pickup import Delivery
@@ -55,9 +53,6 @@ __all__ = ["Execution"]
 
 log = logging.getLogger(__name__)
 
-_LEFT_S = 1.0
-"""How long a run that is left to others stays away."""
-
 
 class Execution:
     """One delivery of one run's request."""
@@ -68,6 +63,8 @@ class Execution:
         self._log = RunLog(host.bus, delivery.run_id, pool=host.settings.pool)
         self.token = AbortToken()
         """Throwing it ends the run; the cause decides how."""
+        self.left = False
+        """Whether it was left to another daemon."""
         self._news = asyncio.Event()
         self._budget = RunBudget(delivery.run_id)
         self._ledger: RunLedger | None = None
@@ -101,8 +98,7 @@ class Execution:
             request = decode_event(self._delivery.data)
         except BadMessage as exc:
             if isinstance(exc, NewerMessage) and await self._host.peers.read(exc.version):
-                log.info("run %s: left to a later version: %s", self.run_id, exc.problem)
-                await self._delivery.release(delay_s=_LEFT_S)
+                await self._leave(f"a later version reads it: {exc.problem}")
             else:
                 await self._refuse_poison(exc)
             return
@@ -137,8 +133,10 @@ class Execution:
         return any(isinstance(entry.message, (Requested, Final)) for entry in await self._log.entries())
 
     async def _claim_and_run(self, request: Requested) -> None:
-        if await self._better_elsewhere(request):
-            await self._delivery.release(delay_s=_LEFT_S)
+        reason = await self._host.leaving.reason(request)
+        # What is over, or has to be ended, is anybody's.
+        if reason is not None and not await self._is_ended():
+            await self._leave(reason)
             return
         subscription = await self._host.bus.subscribe(events(self.run_id, self._host.settings.pool), self._hinted)
         deaf = self._host.inboxes.listen(self.run_id, self._posted)
@@ -201,18 +199,14 @@ class Execution:
         elif self._mail is not None:
             self._mail.hint(name)
 
-    async def _better_elsewhere(self, request: Requested) -> bool:
-        """Whether another daemon shares the parent's cache, has its folder, or knows what the run needs."""
-        if self._foreign_workspace(request) or not await asyncio.to_thread(has_folder, request.workspace):
-            return True
-        unknown = unknown_needs(request)
-        if left := bool(unknown) and await self._host.peers.know(request.needs):
-            log.info("run %s: left to a daemon that knows %s", self.run_id, ", ".join(unknown))
-        return left
+    async def _leave(self, reason: str) -> None:
+        self.left = True
+        await self._host.leaving.leave(self._delivery, reason)
 
-    def _foreign_workspace(self, request: Requested) -> bool:
-        ours = self._host.provider.workspace_id
-        return bool(ours and request.workspace_id and ours != request.workspace_id and not request.allow_cache_break)
+    async def _is_ended(self) -> bool:
+        """Whether the parent aborted the run, or somebody reported its end."""
+        tip = await self._log.tip()
+        return tip is not None and isinstance(tip.message, (AbortEvent, Final))
 
     def _hinted(self, _: object) -> None:
         self._news.set()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.inboxes import Inboxes
+    from nexofork_daemon.leaving import Leaving
     from nexofork_daemon.ledger import DaemonLedger
     from nexofork_daemon.purses import Purses
     from nexofork_daemon.request import SnapshotShelf
@@ -38,5 +39,6 @@ class Host:
     shelf: SnapshotShelf
     inboxes: Inboxes
     peers: Peers
+    leaving: Leaving
     purses: Purses
     ledger: DaemonLedger

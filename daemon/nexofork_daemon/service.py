@@ -27,6 +27,7 @@ from nexofork_daemon.dials import Dials
 from nexofork_daemon.execution import Execution
 from nexofork_daemon.host import Host
 from nexofork_daemon.inboxes import Inboxes
+from nexofork_daemon.leaving import Leaving
 from nexofork_daemon.ledger import DaemonLedger
 from nexofork_daemon.logs import add_facts
 from nexofork_daemon.notify import Supervisor, Watch
@@ -82,6 +83,7 @@ async def run_daemon(
     settings = replace(settings, lease_s=await _lease_s(bus, settings))
     board = FleetWarmth(bus, by=settings.instance)
     identity = Daemon(nkey=bus.identity, instance=settings.instance, host=settings.host, name=settings.name)
+    peers = Peers(bus, pool=settings.pool)
     host = Host(
         settings=settings,
         identity=identity,
@@ -93,7 +95,8 @@ async def run_daemon(
         clock=board.clock,
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
-        peers=Peers(bus, pool=settings.pool),
+        peers=peers,
+        leaving=Leaving(provider, peers),
         purses=Purses(bus, pool=settings.pool),
         ledger=DaemonLedger(bus, identity),
     )
@@ -215,7 +218,8 @@ class _Service:
         begun = time.monotonic()
         try:
             await execution.run()
-            log.info("run %s: done with it here after %.1f s", execution.run_id, time.monotonic() - begun)
+            if not execution.left:
+                log.info("run %s: done with it here after %.1f s", execution.run_id, time.monotonic() - begun)
         except Exception:
             # One run's defect must not take the daemon's other runs with it; the lease lapses and it is tried
             # elsewhere.

@@ -130,7 +130,14 @@ class Watch:
         except BusError:
             return  # the connection's own trouble is told elsewhere
         free = sum(max(daemon.slots - daemon.running, 0) for daemon in daemons)
-        advice = "They take turns." if daemons else f"Start one with `nexofork daemon --pool {self._pool}`."
+        if free:
+            advice = (
+                "Those with free slots leave it to others: its folder, provider workspace or needs; their logs say."
+            )
+        elif daemons:
+            advice = "They take turns."
+        else:
+            advice = f"Start one with `nexofork daemon --pool {self._pool}`."
         limit = ""
         if self._queue_limit_s:
             limit = f" A run is given up after {self._queue_limit_s:g} s if no daemon is there that could take it."

@@ -16,9 +16,10 @@ from nexofork.wire import messages as wire
 from nexofork.wire.workspace import GitSpec
 from tests.acceptance.fleet.test_blobs import lose_blobs, requested
 from tests.support.conversation import call, says
-from tests.support.fleet import open_fleet
+from tests.support.fleet import asked, finals, open_fleet
 from tests.support.parents import body_of, results_in
 from tests.support.repositories import Repo
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,6 +171,23 @@ async def test_a_path_is_worked_in_where_it_is_and_only_there(fleet: Fleet) -> N
     assert result.workspace is None
     assert (lost.status, lost.end) == (ForkStatus.FAILED, "no_daemon")
     assert "where the folder of its workspace is" in (lost.error or "")
+
+
+async def test_a_run_that_no_daemon_takes_can_be_aborted(fleet: Fleet) -> None:
+    """A daemon that has not its folder says so once, and still ends it for good when the parent does not want it."""
+    daemon = await fleet.daemon()
+    async with fleet.connect() as forks:
+        missing = fleet.folder / "missing"
+        handle = await forks.fork(await fleet.params(says("iris", DONE), workspace=PathWorkspace(missing)))
+        await eventually(lambda: f"left to another daemon: its folder '{missing}' is not on this host" in daemon.log)
+
+        await handle.abort("not needed")
+        await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Final))
+
+    [final] = finals(await fleet.reports(handle.run_id))
+    assert final.status == "aborted"
+    assert daemon.log.count("left to another daemon") == 1
+    assert asked(fleet.sim, "iris") == []
 
 
 async def test_what_cannot_be_a_workspace_is_refused_before_anything_is_sent(fleet: Fleet) -> None:
