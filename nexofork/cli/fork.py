@@ -108,6 +108,7 @@ async def _run(order: ForkOrder) -> int:
         on_parent_gone=order.on_parent_gone,
         window=window,
         queue_limit_s=order.queue_limit_s,
+        tells_of_waits=False,
         serve_files=not order.detach,  # who leaves at once serves nothing
     )
     async with open_target(order.target, makes=True) as bus, NatsForkSubagent(bus, settings) as forks:

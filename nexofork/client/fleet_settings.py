@@ -22,6 +22,8 @@ class FleetSettings:
     """How many requests may wait unclaimed at once, so that one parent's flood does not starve another."""
     queue_limit_s: float | None = 300.0
     """How long a run may wait while no daemon is there at all before it ends as failed."""
+    tells_of_waits: bool = True
+    """Whether a run that waits because no daemon is there is logged as a warning; not where it is shown otherwise."""
     auto_background_s: float | None = None
     """After how long a synchronous wait moves to the background by itself."""
     on_parent_gone: Literal["continue", "abort"] = "continue"

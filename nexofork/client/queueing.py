@@ -31,6 +31,7 @@ __all__ = ["Queue"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_TELL_S = 5.0
 
 
 class Queue:
@@ -42,6 +43,7 @@ class Queue:
         self._peers = Peers(bus, pool=settings.pool)
         self._window = asyncio.Semaphore(settings.window)
         self._warned_of: set[str] = set()
+        self._told = False
 
     async def enter(self, request: Requested) -> None:
         """Return when a request may be published; it then holds a place until `until_claimed` or `leave` ends that.
@@ -60,17 +62,27 @@ class Queue:
     async def until_claimed(self, run: RemoteRun, params: ForkParams) -> None:
         """Hold the run's place until a daemon has it; give up when there is none to take it."""
         limit_s = self._settings.queue_limit_s
+        tells = self._settings.tells_of_waits and not self._told and (limit_s is None or limit_s > _TELL_S)
         try:
-            while not run.claimed.is_set():
-                try:
-                    async with asyncio.timeout(limit_s):
-                        await run.claimed.wait()
-                except TimeoutError:
-                    if not await self._is_served(params):
-                        await self._give_up(run, params)
-                        return
+            if tells and not await _claimed(run, within_s=_TELL_S):
+                await self._tell_of_wait(run, params)
+                limit_s = None if limit_s is None else limit_s - _TELL_S
+            while not await _claimed(run, within_s=limit_s):
+                if not await self._is_served(params):
+                    await self._give_up(run, params)
+                    return
         finally:
             self.leave()
+
+    async def _tell_of_wait(self, run: RemoteRun, params: ForkParams) -> None:
+        """Say once why nothing happens, if nothing happens because nobody is there."""
+        if not await self._is_served(params) and not self._told:  # others asked meanwhile
+            self._told = True
+            log.warning(
+                "run %s waits: no daemon that could take it is there in pool %r; start one with `nexofork daemon`",
+                run.record.run_id,
+                self._settings.pool,
+            )
 
     async def _until_readable(self, request: Requested) -> None:
         loop = asyncio.get_running_loop()
@@ -126,3 +138,12 @@ class Queue:
             error=error,
         )
         run.record.add(ForkEnded(result=result))
+
+
+async def _claimed(run: RemoteRun, *, within_s: float | None) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await run.claimed.wait()
+    except TimeoutError:
+        return False
+    return True

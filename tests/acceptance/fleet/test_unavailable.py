@@ -18,6 +18,7 @@ from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import reports
 from tests.support.conversation import says
 from tests.support.fleet import finals, open_fleet
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,6 +47,19 @@ async def test_a_run_that_no_daemon_takes_ends_at_the_limit_with_the_counts(flee
     async with fleet.connect() as forks:
         assert (await (await forks.fork(await fleet.params("birch"))).result()).status is ForkStatus.COMPLETED
     assert not any(b"apple" in (fleet.sim.body(record.index) or b"") for record in fleet.sim.log)
+
+
+async def test_a_parent_that_waits_for_nobody_is_told_once(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """Long before the limit, in its log; what is needed, and only for the first of its runs."""
+    async with fleet.connect() as forks:
+        handles = await forks.fork_each(await fleet.params(""), [says("cherry", DONE), says("damson", DONE)])
+        await eventually(lambda: "no daemon that could take it" in caplog.text)
+        await fleet.daemon()
+        results = [await handle.result() for handle in handles]
+
+    assert [result.status for result in results] == [ForkStatus.COMPLETED] * 2
+    assert caplog.text.count("no daemon that could take it") == 1
+    assert fleet.pool in caplog.text
 
 
 async def test_without_a_server_the_error_comes_at_once_and_names_it() -> None:
