@@ -80,7 +80,7 @@ class RunWorkspace(NoWorkspace):
     """One run's checkout of its parent's repository."""
 
     def __init__(self, order: RunOrder, spec: GitSpec, worktree: Worktree, state: StateFolder, folder: Path) -> None:
-        super().__init__(worktree.root / spec.folder)
+        super().__init__(worktree.cwd)
         self.writable = (worktree.root,)
         self.protected = worktree.protected
         self._order = order
@@ -108,7 +108,7 @@ class RunWorkspace(NoWorkspace):
         """
         recorded, root = self._order.state.workspace, str(self._worktree.root)
         history = self._order.state.history
-        notice = recorded.notice if recorded and history else _notice(self._spec, root)
+        notice = recorded.notice if recorded and history else _notice(self._spec, root, str(self.cwd))
         self.notes = (notice,)
         if recorded and (recorded.root, recorded.notice) == (root, notice):
             return
@@ -252,10 +252,10 @@ def _base_name(spec: GitSpec) -> str:
     return f"{spec.base}-{cut[:16]}"
 
 
-def _notice(spec: GitSpec, root: str) -> str:
+def _notice(spec: GitSpec, root: str, cwd: str) -> str:
     words = [worktree_notice(spec.root, root)]
-    if spec.folder:
-        words.append(f"Commands start in {root}/{spec.folder}.")
+    if cwd != root:
+        words.append(f"Commands start in {cwd}.")
     if spec.commit != spec.head and spec.work is None:
         words.append("What was not committed there is the newest commit here, so `git show` shows it.")
     return " ".join([*words, *spec.notes])

@@ -8,14 +8,38 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from nexofork.wire.contents import BlobRef, WireModel
+from nexofork.wire.ref_names import is_ref_name, is_relative_folder
 
 __all__ = ["ChangedFile", "ChildCommit", "GitSpec", "PathSpec", "TreeState", "WorkspaceSpec", "WorkspaceWork"]
 
 _OID = r"^[0-9a-f]{40}$"
 Oid: TypeAlias = Annotated[str, Field(pattern=_OID)]
+
+
+def _branch(name: str) -> str:
+    if name and not is_ref_name(f"refs/heads/{name}"):
+        raise ValueError("is no name of a branch")
+    return name
+
+
+def _reference(name: str) -> str:
+    if not is_ref_name(name):
+        raise ValueError("is no name of a reference")
+    return name
+
+
+def _folder(path: str) -> str:
+    if not is_relative_folder(path):
+        raise ValueError("is no folder below the root")
+    return path
+
+
+Branch: TypeAlias = Annotated[str, AfterValidator(_branch)]
+Reference: TypeAlias = Annotated[str, AfterValidator(_reference)]
+Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
 
 
 class PathSpec(WireModel):
@@ -36,7 +60,7 @@ class GitSpec(WireModel):
     """The parent's root, in the parent's spelling: the paths of the conversation begin with it."""
     real_root: str = ""
     """The same without links, where that differs."""
-    folder: str = ""
+    folder: Folder = ""
     """Where the child works below the root."""
     base: Oid
     """The commit that the base bundle holds with its history."""
@@ -52,7 +76,7 @@ class GitSpec(WireModel):
     """What the child's commit needs beyond the base; None where it is the base."""
     work: BlobRef | None = None
     """Where the child goes on from an earlier run: what that one made on top of the parent's HEAD."""
-    branch: str = Field(default="", max_length=1024)
+    branch: Branch = Field(default="", max_length=1024)
     """The branch of the parent's HEAD; empty where it was detached."""
     ignored: bool = False
     """Whether ignored files count too."""
@@ -68,9 +92,9 @@ class TreeState(WireModel):
 
     head: Oid
     """The commit that HEAD leads to."""
-    branch: str = ""
+    branch: Branch = ""
     """The branch HEAD is on; empty where it is detached."""
-    refs: dict[str, Oid] = Field(default_factory=dict)
+    refs: dict[Reference, Oid] = Field(default_factory=dict)
     """Every branch and tag."""
     index: Oid
     """The tree of what is staged."""

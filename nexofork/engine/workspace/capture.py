@@ -22,6 +22,7 @@ from nexofork.engine.workspace.listing import index_entries, list_files, write_c
 from nexofork.engine.workspace.repository import git_in, make_repository
 from nexofork.engine.workspace.trees import build_trees, store_tree
 from nexofork.errors import ForkRefused
+from nexofork.wire.ref_names import is_ref_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -172,7 +173,8 @@ def _repository(given: str, lines: Sequence[str]) -> Repository:
 def _branch(symbolic: str) -> str:
     """Return the branch that HEAD is on; one whose name cannot travel counts as none."""
     name = symbolic.removeprefix("ref: refs/heads/")
-    return "" if name == symbolic or not name.isprintable() else name
+    known = name != symbolic and name.isprintable() and is_ref_name(f"refs/heads/{name}")
+    return name if known else ""
 
 
 @asynccontextmanager

@@ -12,13 +12,16 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nexofork.wire.ref_names import is_ref_name
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["ChildRefs", "read_refs"]
 
 _OID = re.compile(r"[0-9a-f]{40}")
-_KEPT = ("refs/heads/", "refs/tags/", "refs/stash")
+_HEADS = "refs/heads/"
+_KEPT = (_HEADS, "refs/tags/", "refs/stash")
 _MAX_REFS = 1_000
 _MAX_BYTES = 1 << 20
 
@@ -30,6 +33,7 @@ class ChildRefs:
     head: str | None
     """The commit of HEAD; None where there is none."""
     branch: str
+    """The branch HEAD is on; empty where it is detached, or where no message could carry the name."""
     refs: dict[str, str]
 
 
@@ -45,17 +49,22 @@ def read_refs(git_dir: Path) -> ChildRefs | None:
     said = _text(git_dir / "HEAD")
     if said is None:
         return None
-    branch = said.removeprefix("ref: refs/heads/") if said.startswith("ref: refs/heads/") else ""
-    head = refs.get(f"refs/heads/{branch}") if branch else said
-    known = head if head and _OID.fullmatch(head) else None
-    return ChildRefs(head=known, branch=branch, refs=dict(list(refs.items())[:_MAX_REFS]))
+    name = said.removeprefix("ref: ")
+    head = refs.get(name) if name != said else said
+    kept = {ref: oid for ref, oid in refs.items() if is_ref_name(ref)}
+    return ChildRefs(
+        head=head if head and _OID.fullmatch(head) else None,
+        # On a branch whose name cannot travel, its commits count all the same.
+        branch=name.removeprefix(_HEADS) if name.startswith(_HEADS) and is_ref_name(name) else "",
+        refs=dict(list(kept.items())[:_MAX_REFS]),
+    )
 
 
 def _packed(git_dir: Path) -> dict[str, str]:
     found = {}
-    for line in (_text(git_dir / "packed-refs") or "").splitlines():
+    for line in (_text(git_dir / "packed-refs") or "").split("\n"):
         oid, _, name = line.partition(" ")
-        if _OID.fullmatch(oid) and name.startswith(_KEPT) and name.isprintable():
+        if _OID.fullmatch(oid) and name.startswith(_KEPT):
             found[name] = oid
     return found
 
@@ -67,7 +76,7 @@ def _loose(git_dir: Path) -> dict[str, str]:
             path = os.path.join(folder, name)
             ref = os.path.relpath(path, git_dir)
             oid = _text(path)
-            if oid and _OID.fullmatch(oid) and ref.startswith(_KEPT) and ref.isprintable():
+            if oid and _OID.fullmatch(oid) and ref.startswith(_KEPT):
                 found[ref] = oid
     return found
 

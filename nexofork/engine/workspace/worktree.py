@@ -20,6 +20,7 @@ from nexofork.engine.workspace.child_refs import ChildRefs, read_refs
 from nexofork.engine.workspace.git import Git, GitFailed
 from nexofork.engine.workspace.listing import list_files, write_changes
 from nexofork.engine.workspace.repository import git_in, make_repository, take_pack
+from nexofork.wire.ref_names import is_ref_name
 from nexofork.wire.workspace import TreeState
 
 if TYPE_CHECKING:
@@ -73,6 +74,13 @@ class Worktree:
         assert self._base is not None, "it is set up"
         return (self._git_dir / "config", self._git_dir / "hooks", self._base, self._keep / "objects")
 
+    @property
+    def cwd(self) -> Path:
+        """Where the child works: the parent's folder, or the root where that is none or leads out of the checkout."""
+        folder = self.root / self._spec.folder
+        real = folder.resolve()
+        return folder if real.is_dir() and real.is_relative_to(self.root.resolve()) else self.root
+
     async def set_up(self, base: Path, bundles: Sequence[bytes], state: TreeState | None) -> None:
         """Check the files out.
 
@@ -119,10 +127,9 @@ class Worktree:
             config=_CONFIG,
         )
         refs = {**state.refs, **({f"refs/heads/{state.branch}": state.head} if state.branch else {})}
-        for name, oid in refs.items():
-            path = self._git_dir / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{oid}\n")
+        # As lines of one file: no name, whoever chose it, is ever a path.
+        lines = [f"{oid} {name}\n" for name, oid in sorted(refs.items()) if is_ref_name(name)]
+        (self._git_dir / "packed-refs").write_bytes("".join(lines).encode())
         (self._git_dir / "hooks").mkdir()
 
     async def look(self) -> TreeState:

@@ -106,3 +106,28 @@ async def test_a_woken_child_finds_its_work(fleet: Fleet, repository: Path) -> N
     assert str(seen["content"]).split() == ["one", "two", "three", "four"]
     assert git(repository, "show", f"{fetched.ref}:a.txt").split() == ["one", "two", "three", "four"]
     assert git(repository, "show", f"{fetched.ref}:draft.txt") == "not committed"
+
+
+async def test_a_reference_that_leads_out_writes_nothing_on_the_next_host(fleet: Fleet, repository: Path) -> None:
+    """Its child is taken over with its files, and nothing appears beside the checkout."""
+    first = await fleet.daemon("first", state_dir=str(fleet.folder / "first"), sandbox="bwrap")
+    out = f"refs/heads/{'../' * 20}{str(fleet.folder).lstrip('/')}/ESCAPED/x"
+    write = f"echo new > new.txt; printf '%s {out}\\n' $(git rev-parse HEAD) >> .git/packed-refs"
+    turns = (
+        {"tools": [call(command=write)]},
+        {"tools": [call(command="cat new.txt")], "hold": "look"},
+        {"text": "Done."},
+    )
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(says("Work.", *turns), workspace=GitWorkspace(repository)))
+        await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Checkpoint))
+        await fleet.sim.received(3)
+        await first.kill()
+        await fleet.daemon("heir", state_dir=str(fleet.folder / "heir"), sandbox="bwrap")
+        await fleet.sim.received(4)
+        fleet.sim.release("look")
+        result = await handle.result()
+
+    assert (result.status, result.daemon) == (ForkStatus.COMPLETED, "heir"), result.error
+    assert "new" in str((await answers(fleet, handle.run_id))[-1]["content"])
+    assert not (fleet.folder / "ESCAPED").exists()
