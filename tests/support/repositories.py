@@ -24,6 +24,13 @@ class Repo:
         if commit:
             self.commit("First")
 
+    @classmethod
+    def at(cls, path: Path) -> Repo:
+        """A repository that is there already."""
+        repo = cls.__new__(cls)
+        repo.path = path
+        return repo
+
     def git(self, *arguments: str, code: int | None = 0) -> str:
         """What git prints; fails unless it ends as expected."""
         done = subprocess.run(

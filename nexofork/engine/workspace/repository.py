@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["git_in", "make_repository", "take_pack"]
+__all__ = ["alternates", "git_in", "make_repository", "take_pack"]
 
 _PLAIN = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = {bare}\n\tlogallrefupdates = {logged}\n"
 # Paths are what can do harm; what old commits say about their authors cannot.
@@ -53,9 +53,14 @@ def make_repository(
     (folder / "config").write_text(plain + config)
     (folder / "HEAD").write_text(f"{head}\n")
     if borrow:
-        (folder / "objects/info/alternates").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in borrow))
+        (folder / "objects/info/alternates").write_bytes(alternates(borrow))
     if shallow:
         (folder / "shallow").write_text("".join(f"{commit}\n" for commit in shallow))
+
+
+def alternates(borrow: Sequence[Path]) -> bytes:
+    """Return what a repository's ``objects/info/alternates`` says where it reads from other folders of objects."""
+    return b"".join(os.fsencode(path) + b"\n" for path in borrow)
 
 
 def git_in(folder: Path, *, files: Path | None = None, index: Path | None = None) -> Git:

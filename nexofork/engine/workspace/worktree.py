@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from nexofork.engine.workspace.bundles import Bundle, decode_bundle, encode_bundle
 from nexofork.engine.workspace.capture import MAX_BUNDLE_BYTES
+from nexofork.engine.workspace.child_objects import own_objects
 from nexofork.engine.workspace.child_refs import ChildRefs, read_refs
 from nexofork.engine.workspace.git import Git, GitFailed
 from nexofork.engine.workspace.listing import list_files, write_changes
-from nexofork.engine.workspace.repository import git_in, make_repository, take_pack
+from nexofork.engine.workspace.repository import alternates, git_in, make_repository, take_pack
 from nexofork.wire.ref_names import is_ref_name
 from nexofork.wire.workspace import TreeState
 
@@ -34,7 +35,8 @@ __all__ = ["RESULT_REF", "Worktree"]
 RESULT_REF = "refs/nexofork/result"
 _CONFIG = (
     "[user]\n\tname = nexofork\n\temail = nexofork@localhost\n[commit]\n\tgpgsign = false\n"
-    "[gc]\n\tauto = 0\n[maintenance]\n\tauto = false\n[advice]\n\tdetachedHead = false\n"
+    "[core]\n\tcommitGraph = false\n[repack]\n\tupdateServerInfo = false\n"
+    "[gc]\n\tauto = 0\n\twriteCommitGraph = false\n[maintenance]\n\tauto = false\n[advice]\n\tdetachedHead = false\n"
 )
 _MAX_INDEX_BYTES = 256 << 20
 
@@ -70,9 +72,10 @@ class Worktree:
 
     @property
     def protected(self) -> tuple[Path, ...]:
-        """What the child may read and not change: what names programs to git, and the objects it borrows."""
+        """What the child may read and not change: what names programs or objects to git, and what it borrows."""
         assert self._base is not None, "it is set up"
-        return (self._git_dir / "config", self._git_dir / "hooks", self._base, self._keep / "objects")
+        given = (self._git_dir / name for name in ("config", "hooks", "objects/info"))
+        return (*given, self._base, self._keep / "objects")
 
     @property
     def cwd(self) -> Path:
@@ -95,8 +98,7 @@ class Worktree:
         """
         spec = self._spec
         self._base = base
-        borrowed = [base, self._git_dir / "objects"]
-        await asyncio.to_thread(make_repository, self._keep, head=spec.commit, borrow=borrowed, shallow=spec.shallow)
+        await asyncio.to_thread(make_repository, self._keep, head=spec.commit, borrow=[base], shallow=spec.shallow)
         await asyncio.to_thread(self._without_filters, self._keep)
         for data in bundles:
             await take_pack(self.git, decode_bundle(data).pack)
@@ -121,7 +123,7 @@ class Worktree:
         make_repository(
             self._git_dir,
             head=head,
-            borrow=[base, self._keep / "objects"],
+            borrow=self._lent(base),
             shallow=self._spec.shallow,
             bare=False,
             config=_CONFIG,
@@ -132,6 +134,17 @@ class Worktree:
         (self._git_dir / "packed-refs").write_bytes("".join(lines).encode())
         (self._git_dir / "hooks").mkdir()
 
+    def _lent(self, base: Path) -> list[Path]:
+        return [base, self._keep / "objects"]
+
+    def _borrow(self) -> bool:
+        """Let git see the child's objects if they are its own; return whether they are."""
+        assert self._base is not None, "it is set up"
+        own = own_objects(self._git_dir, alternates(self._lent(self._base)))
+        borrowed = [self._base, *([self._git_dir / "objects"] if own else [])]
+        (self._keep / "objects/info/alternates").write_bytes(alternates(borrowed))
+        return own
+
     async def look(self) -> TreeState:
         """Return what the checkout is now; git is not asked for what has not changed.
 
@@ -140,9 +153,10 @@ class Worktree:
         """
         assert self._seen is not None, "it is set up"
         last = self._seen
-        found = await asyncio.to_thread(read_refs, self._git_dir)
+        own = await asyncio.to_thread(self._borrow)
+        found = await asyncio.to_thread(read_refs, self._git_dir) if own else None
         refs = found or ChildRefs(head=None, branch=last.state.branch, refs=last.state.refs)
-        staged = await asyncio.to_thread(self._child_index)
+        staged = await asyncio.to_thread(self._child_index) if own else last.index_bytes
         files = git_in(self._keep, files=self.root, index=self._index)
         listing = await list_files(files, ignored=self._spec.ignored)
         tree, index = last.state.tree, last.state.index

@@ -49,9 +49,10 @@ async def answers(fleet: Fleet, run_id: str) -> list[dict[str, Any]]:
 async def test_a_sandboxed_child_commits_and_its_work_comes_back(fleet: Fleet, repository: Path) -> None:
     """History, files that were not committed, an edit and a commit work inside; the parent fetches the result."""
     await fleet.daemon(sandbox="bwrap")
+    work = "echo two >> a.txt; git commit -qam more && git gc -q"
     directive = says(
         "Work.",
-        {"tools": [call(command="git log --oneline | cat; cat draft.txt; echo two >> a.txt; git commit -qam more")]},
+        {"tools": [call(command=f"git log --oneline | cat; cat draft.txt; {work}")]},
         {"text": "Scope: as told.\nResult: done."},
     )
     async with fleet.connect() as forks:
@@ -78,6 +79,9 @@ async def test_a_sandboxed_child_cannot_change_what_names_programs(fleet: Fleet,
         "rm -rf .git/hooks",
         "mv .git old",
         "touch $(head -1 .git/objects/info/alternates)/x",
+        "echo /elsewhere/objects >> .git/objects/info/alternates",
+        "rm -rf .git/objects/info",
+        "mv .git/objects old",
     )
     directive = says("Try.", {"tools": [call(command=one) for one in tries]}, {"text": "Done."})
     async with fleet.connect() as forks:

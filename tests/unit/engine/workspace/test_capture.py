@@ -52,14 +52,7 @@ async def test_every_kind_of_change_arrives_and_nothing_is_touched(tmp_path: Pat
     expected = tree_of(repo.path)
     del expected[b"x.log"]
     assert tree_of(worktree.root) == expected
-    assert Repo.git(_at(worktree.root), "status", "--short") == ""
-
-
-def _at(path: Path) -> Repo:
-    """A repository that is there already."""
-    repo = Repo.__new__(Repo)
-    repo.path = path
-    return repo
+    assert Repo.at(worktree.root).git("status", "--short") == ""
 
 
 async def test_ignored_files_go_along_when_asked_for(tmp_path: Path) -> None:
@@ -169,7 +162,7 @@ async def test_detached_shallow_and_sparse_checkouts_travel(tmp_path: Path) -> N
         origin.write("in/a", f"{number}")
         origin.commit(f"More {number}")
     origin.git("clone", "-q", "--depth", "1", f"file://{origin.path}", str(tmp_path / "shallow"))
-    shallow = _at(tmp_path / "shallow")
+    shallow = Repo.at(tmp_path / "shallow")
     shallow.git("checkout", "-q", "--detach")
     shallow.git("sparse-checkout", "set", "in")
     shallow.write("in/a", "dirty")
@@ -181,7 +174,7 @@ async def test_detached_shallow_and_sparse_checkouts_travel(tmp_path: Path) -> N
     assert any("cut off" in note for note in spec.notes)
     assert any("sparse" in note for note in spec.notes)
     assert tree_of(worktree.root) == {b"in/a": ("-", b"dirty"), b"out/b": ("-", b"2")}
-    assert _at(worktree.root).git("log", "--format=%s").splitlines() == [capture_module.SNAPSHOT_MESSAGE, "More 2"]
+    assert Repo.at(worktree.root).git("log", "--format=%s").splitlines() == [capture_module.SNAPSHOT_MESSAGE, "More 2"]
 
 
 async def test_submodules_embedded_repositories_and_lfs_are_named(tmp_path: Path) -> None:

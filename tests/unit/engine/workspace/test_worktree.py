@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from nexofork.wire.workspace import GitSpec, WorkspaceWork
 
 
-def at(path: Path) -> Repo:
-    """A repository that is there already."""
-    repo = Repo.__new__(Repo)
-    repo.path = path
-    return repo
-
-
 async def returned(worktree: Worktree, spec: GitSpec) -> tuple[WorkspaceWork, bytes]:
     """What comes back of a checkout that was changed."""
     work, bundle = await work_of(worktree, spec, await worktree.look(), run_id="r1")
@@ -45,7 +38,7 @@ async def test_checkpoints_build_on_each_other_and_restore_everything(tmp_path: 
     repo = Repo(tmp_path / "repo", {"a": "1\n", "b": "2\n", "gone": "3\n"})
     spec, base, thin = await sent(repo.path)
     first = await check_out(tmp_path / "one", spec, base, thin)
-    child = at(first.root)
+    child = Repo.at(first.root)
     child.git("checkout", "-q", "-b", "side")
     child.write("a", "committed\n")
     child.commit("One")
@@ -66,7 +59,7 @@ async def test_checkpoints_build_on_each_other_and_restore_everything(tmp_path: 
 
     assert tree_of(second.root) == tree_of(first.root)
     for command in (["status", "--short", "--branch"], ["log", "--format=%H %s"], ["show-ref"], ["diff"]):
-        assert at(second.root).git(*command) == child.git(*command)
+        assert Repo.at(second.root).git(*command) == child.git(*command)
     assert await second.look() == state2
     assert len(bundle2) < 2_000
 
@@ -83,7 +76,7 @@ async def test_a_child_can_commit_and_sees_no_refs_but_its_own(tmp_path: Path) -
     repo = Repo(tmp_path / "repo")
     repo.git("branch", "secret")
     worktree = await checked_out(repo.path, tmp_path / "run")
-    child = at(worktree.root)
+    child = Repo.at(worktree.root)
     assert child.git("for-each-ref", "--format=%(refname)") == "refs/heads/main"
     assert child.git("config", "--local", "user.name") == "nexofork"
 
@@ -94,7 +87,7 @@ async def test_what_a_child_writes_into_its_git_folder_is_not_obeyed(tmp_path: P
     spec, base, thin = await sent(repo.path)
     worktree = await check_out(tmp_path / "run", spec, base, thin)
     ran = tmp_path / "ran"
-    child = at(worktree.root)
+    child = Repo.at(worktree.root)
     child.write("x.sh", f"#!/bin/sh\ntouch {ran}\n").chmod(0o755)
     child.write(".gitattributes", "* filter=evil\n")
     for key in ("core.fsmonitor", "filter.evil.clean", "filter.evil.smudge", "core.hooksPath", "core.pager"):
@@ -117,7 +110,7 @@ async def test_work_comes_back_to_the_parent_and_to_any_clone_with_the_base(tmp_
     repo.write("a.txt", "dirty\n")
     spec, base, thin = await sent(repo.path)
     worktree = await check_out(tmp_path / "run", spec, base, thin)
-    at(worktree.root).write("b.txt", "new\n")
+    Repo.at(worktree.root).write("b.txt", "new\n")
     work, bundle = await returned(worktree, spec)
 
     mine = await fetch_bundle(repo.path, "r1", work, bundle)
@@ -132,7 +125,7 @@ async def test_work_comes_back_to_the_parent_and_to_any_clone_with_the_base(tmp_
     assert [file.path for file in mine.files] == ["b.txt"]
     assert (mine.merges, mine.in_the_way) == (True, ("a.txt",))  # not committed there, and part of what comes back
     assert theirs.head == mine.head
-    assert at(tmp_path / "clone").show("refs/forks/r1", "b.txt") == "new"
+    assert Repo.at(tmp_path / "clone").show("refs/forks/r1", "b.txt") == "new"
     assert fingerprint(other.path) == before
     assert repo.git("status", "--short") == "M a.txt"
     assert repo.git("fsck", "--strict") == ""
@@ -143,7 +136,7 @@ async def test_a_base_that_only_the_reflog_knows_is_enough(tmp_path: Path) -> No
     repo = Repo(tmp_path / "repo")
     spec, base, thin = await sent(repo.path)
     worktree = await check_out(tmp_path / "run", spec, base, thin)
-    at(worktree.root).write("new", "x\n")
+    Repo.at(worktree.root).write("new", "x\n")
     repo.git("commit", "-q", "--amend", "-m", "Amended")
     fetched = await fetch_bundle(repo.path, "r1", *await returned(worktree, spec))
     assert repo.show(fetched.ref, "new") == "x"
@@ -154,7 +147,7 @@ async def test_a_damaged_or_foreign_bundle_is_not_taken_in(tmp_path: Path) -> No
     repo = Repo(tmp_path / "repo")
     spec, base, thin = await sent(repo.path)
     worktree = await check_out(tmp_path / "run", spec, base, thin)
-    at(worktree.root).write("new", "x\n")
+    Repo.at(worktree.root).write("new", "x\n")
     work, bundle = await returned(worktree, spec)
     before = fingerprint(repo.path)
     taken = decode_bundle(bundle)
