@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from nexofork.engine.workspace.bundles import Bundle, encode_bundle
 from nexofork.engine.workspace.git import Git, GitFailed, GitTooLarge
 from nexofork.engine.workspace.listing import index_entries, list_files, write_changes
+from nexofork.engine.workspace.parent_index import copy_index, expand_index, look_at_all
+from nexofork.engine.workspace.parent_settings import parent_settings
 from nexofork.engine.workspace.repository import git_in, make_repository
 from nexofork.engine.workspace.trees import build_trees, store_tree
 from nexofork.errors import ForkRefused
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from nexofork.engine.workspace.kinds import GitWorkspace
     from nexofork.engine.workspace.listing import Listing
+    from nexofork.engine.workspace.parent_settings import ParentSettings
     from nexofork.engine.workspace.trees import Trees
 
 __all__ = [
@@ -47,7 +50,9 @@ MAX_BUNDLE_BYTES = 240 << 20
 BASE_REF = "refs/nexofork/base"
 STATE_REF = "refs/nexofork/state"
 SNAPSHOT_MESSAGE = "Uncommitted work of the parent at the fork"
-_SHARED_SETTINGS = ("autocrlf", "eol", "filemode", "safecrlf", "precomposeunicode")
+_ASKED = 9
+"""How many lines git prints of a repository; more where a path has several."""
+_LINE_BREAK = "The repository at {!r}, or its .git, has a line break in its path; rename the folder."
 _UNFINISHED = {
     "MERGE_HEAD": "merge",
     "CHERRY_PICK_HEAD": "cherry-pick",
@@ -133,6 +138,8 @@ async def locate(root: str | os.PathLike[str]) -> Repository:
     given = os.fspath(root)
     if not await asyncio.to_thread(os.path.isdir, given):
         raise ForkRefused(f"The workspace {given!r} is not a folder on this host; name one of the repository's.")
+    if "\n" in await asyncio.to_thread(os.path.realpath, given):
+        raise ForkRefused(_LINE_BREAK.format(given))
     asked = (
         *("--is-bare-repository", "--is-shallow-repository", "--show-object-format", "--absolute-git-dir"),
         *("--git-common-dir", "--show-toplevel", "--show-prefix", "HEAD^{commit}", "HEAD^{tree}"),
@@ -154,8 +161,10 @@ def _repository(given: str, lines: Sequence[str]) -> Repository:
         raise ForkRefused(f"The repository at {given!r} names its objects by {lines[2]}; only sha1 ones can travel.")
     if len(lines) < 7:
         raise ForkRefused(f"{given!r} is inside a repository's .git, where there are no files; name its checkout.")
-    if len(lines) < 9:
+    if len(lines) < _ASKED:
         raise ForkRefused(f"The repository at {given!r} has no commit yet; make one, so that work can come back to it.")
+    if len(lines) > _ASKED:
+        raise ForkRefused(_LINE_BREAK.format(given))
     git_dir, common_dir = Path(lines[3]), Path(given, lines[4]).resolve()
     shallow = (common_dir / "shallow").read_text().split() if lines[1] == "true" else []
     return Repository(
@@ -189,14 +198,23 @@ async def capture_git(workspace: GitWorkspace) -> AsyncIterator[Captured]:
     try:
         git = await _beside(repository, scratch / "git")
         try:
-            yield await _captured(repository, git, ignored=workspace.include_ignored)
+            settings = await parent_settings(repository.git_dir, repository.common_dir)
+            yield await _captured(repository, git, settings, ignored=workspace.include_ignored)
         except GitFailed as exc:
             raise ForkRefused(f"The repository {repository.top} cannot be captured: {exc}") from exc
     finally:
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
 
-async def _captured(repository: Repository, git: Git, *, ignored: bool) -> Captured:
+async def _captured(repository: Repository, git: Git, settings: ParentSettings, *, ignored: bool) -> Captured:
+    if settings.partial:
+        raise ForkRefused(
+            f"The repository {repository.top} is a partial clone, and what it lacks cannot be sent; "
+            "get it with `git fetch --refetch --no-filter`, or fork from a full clone."
+        )
+    git = replace(git, settings=settings.options)
+    await expand_index(git, repository.objects)
+    await look_at_all(git)
     listing = await list_files(git, ignored=ignored)
     _refuse(repository, listing)
     await write_changes(git, listing)
@@ -209,7 +227,8 @@ async def _captured(repository: Repository, git: Git, *, ignored: bool) -> Captu
     if root != repository.head_tree:
         await _store_missing(borrowing, trees)
         commit = await _commit(borrowing, root, repository.head)
-    return Captured(repository=repository, commit=commit, notes=tuple(_notes(repository, listing)), git=borrowing)
+    notes = tuple(_notes(repository, listing, settings))
+    return Captured(repository=repository, commit=commit, notes=notes, git=borrowing)
 
 
 async def _store_missing(git: Git, trees: Trees) -> None:
@@ -238,11 +257,7 @@ async def _beside(repository: Repository, folder: Path) -> Git:
 
     def write() -> None:
         make_repository(folder, head=repository.head, shallow=repository.shallow)
-        if (repository.git_dir / "index").exists():
-            # With its time: by that git tells which files may have changed since.
-            shutil.copy2(repository.git_dir / "index", folder / "index")
-        for shared in repository.git_dir.glob("sharedindex.*"):
-            shutil.copy2(shared, folder)
+        copy_index(repository.git_dir, folder)
         for name in ("exclude", "attributes"):
             if (known := repository.common_dir / "info" / name).is_file():
                 shutil.copyfile(known, folder / "info" / name)
@@ -251,25 +266,7 @@ async def _beside(repository: Repository, folder: Path) -> Git:
             attributes.write(b"\n* -filter\n")
 
     await asyncio.to_thread(write)
-    git = git_in(folder, files=repository.top, index=folder / "index")
-    return replace(git, settings=await _settings(repository))
-
-
-async def _settings(repository: Repository) -> tuple[str, ...]:
-    """Return those settings of the repository's that say how its files are to be read."""
-    config = repository.common_dir / "config"
-    printed = await Git().run("config", "--file", os.fspath(config), "--no-includes", "--list", "-z", also=(1, 128))
-    chosen: list[str] = []
-    for line in printed.decode("utf-8", "surrogateescape").split("\0"):
-        name, _, value = line.partition("\n")
-        if name.startswith("core.") and name.removeprefix("core.") in _SHARED_SETTINGS:
-            chosen += ["-c", f"{name}={value}"]
-        if name == "extensions.partialclone" or name.endswith(".promisor"):
-            raise ForkRefused(
-                f"The repository {repository.top} is a partial clone, and what it lacks cannot be sent; "
-                "get it with `git fetch --refetch --no-filter`, or fork from a full clone."
-            )
-    return tuple(chosen)
+    return git_in(folder, files=repository.top, index=folder / "index")
 
 
 def _refuse(repository: Repository, listing: Listing) -> None:
@@ -286,7 +283,7 @@ def _refuse(repository: Repository, listing: Listing) -> None:
             )
 
 
-def _notes(repository: Repository, listing: Listing) -> list[str]:
+def _notes(repository: Repository, listing: Listing, settings: ParentSettings) -> list[str]:
     notes = []
     if listing.submodules:
         notes.append(f"Submodules are empty here: {_some(listing.submodules)}.")
@@ -294,6 +291,8 @@ def _notes(repository: Repository, listing: Listing) -> list[str]:
         notes.append(f"Repositories inside the repository were left out: {_some(listing.embedded)}.")
     if listing.sparse:
         notes.append("The parent's checkout is sparse; here all files are checked out.")
+    if settings.crlf:
+        notes.append("Lines end as they were committed here (LF); in the parent's checkout git makes that CRLF.")
     if repository.shallow:
         notes.append("The history is cut off, as in the parent's own clone.")
     if unfinished := next((what for name, what in _UNFINISHED.items() if (repository.git_dir / name).exists()), None):

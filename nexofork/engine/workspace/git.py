@@ -83,6 +83,8 @@ class Git:
     cwd: str | Path = "/"
     settings: tuple[str, ...] = ()
     """Further ``-c`` options."""
+    users: bool = False
+    """Whether it is git as its user has configured it; for reading those settings alone."""
 
     async def run(
         self, *arguments: str | bytes, stdin: bytes = b"", limit_bytes: int = 1 << 30, also: tuple[int, ...] = ()
@@ -104,12 +106,12 @@ class Git:
             raise ForkRefused("There is no git on this host; install it, or fork without a git workspace.")
         name = os.fsdecode(arguments[0])
         process = await asyncio.create_subprocess_exec(
-            *(program, *_SAFE, *self.settings, *arguments),
+            *(program, *(() if self.users else _SAFE), *self.settings, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=self.cwd,
-            env={**_ENVIRONMENT, **self.environment},
+            env=None if self.users else {**_ENVIRONMENT, **self.environment},
             start_new_session=True,
             limit=_CHUNK_BYTES,
         )

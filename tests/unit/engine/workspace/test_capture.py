@@ -91,7 +91,7 @@ async def test_a_dirty_file_travels_alone(tmp_path: Path) -> None:
 
 
 async def test_nothing_of_the_owners_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hook, no filter, no fsmonitor; the user's own settings do not change what is captured."""
+    """No hook, no filter, no fsmonitor; the user's own settings do not change how files are read."""
     repo = Repo(tmp_path / "repo", {".gitattributes": "*.txt filter=spy\n", "a.txt": "1\n"})
     ran = tmp_path / "ran"
     script = repo.write("../script", f'#!/bin/sh\necho "$0 $*" >> {ran}\ncat\n')
@@ -105,8 +105,7 @@ async def test_nothing_of_the_owners_runs(tmp_path: Path, monkeypatch: pytest.Mo
         target.symlink_to(script)
     home = tmp_path / "home"
     home.mkdir()
-    (home / ".gitconfig").write_text("[core]\n\texcludesFile = ~/ignore\n\tautocrlf = true\n[user]\n\tname = Eve\n")
-    (home / "ignore").write_text("new.txt\n")
+    (home / ".gitconfig").write_text("[core]\n\tautocrlf = true\n[user]\n\tname = Eve\n")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     repo.write("a.txt", "2\r\n")
@@ -238,3 +237,116 @@ async def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (repo.path / "huge").open("wb") as file:
         file.truncate(65 << 20)
     assert "'huge' has 65 MB and at most 64" in await refusal(repo.path)
+
+
+IGNORING = {
+    "the default": ("", ".config/git/ignore"),
+    "the user's": ("[core]\n\texcludesFile = ~/mine\n", "mine"),
+    "one in an included file": ("[include]\n\tpath = more\n", "mine"),
+}
+
+
+@pytest.mark.parametrize("way", IGNORING)
+async def test_what_the_user_ignores_everywhere_stays_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Secrets are often ignored by the user's own file alone, wherever git was told that it is."""
+    settings, where = IGNORING[way]
+    home = tmp_path / "home"
+    (home / where).parent.mkdir(parents=True)
+    (home / where).write_text(".env\n")
+    (home / ".gitconfig").write_text(settings)
+    (home / "more").write_text("[core]\n\texcludesFile = ~/mine\n")
+    monkeypatch.setenv("HOME", str(home))
+    repo = Repo(tmp_path / "repo", {"a": "1"})
+    repo.write(".env", "TOKEN=secret")
+    repo.write("new", "2")
+
+    worktree = await checked_out(repo.path, tmp_path / "run")
+
+    assert sorted(tree_of(worktree.root)) == [b"a", b"new"]
+
+
+@pytest.mark.parametrize("value", ["/ignore", "", None])
+async def test_the_repositorys_own_list_of_ignored_files_counts_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    """`core.excludesFile` of the repository, or an empty one, replaces the user's file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "xdg/git").mkdir(parents=True)
+    (tmp_path / "xdg/git/ignore").write_text("b\n")
+    (tmp_path / "ignore").write_text("c\n")
+    repo = Repo(tmp_path / "repo", {"a": "1"})
+    repo.write("b", "2")
+    repo.write("c", "3")
+    if value is not None:
+        repo.git("config", "core.excludesFile", value and f"{tmp_path}{value}")
+
+    worktree = await checked_out(repo.path, tmp_path / "run")
+
+    expected = {"/ignore": [b"a", b"b"], "": [b"a", b"b", b"c"], None: [b"a", b"c"]}
+    assert sorted(tree_of(worktree.root)) == expected[value]
+
+
+async def test_a_sparse_index_leaves_nothing_out(tmp_path: Path) -> None:
+    """What the parent's patterns exclude is not removed, in folders of folders neither; `.git` keeps every time."""
+    repo = Repo(tmp_path / "repo", {"in/a": "1", "out/b": "2", "out/deep/c": "3", "other/d": "4", "top": "5"})
+    repo.git("sparse-checkout", "init", "--cone", "--sparse-index")
+    repo.git("sparse-checkout", "set", "in")
+    assert "040000" in repo.git("ls-files", "--sparse", "--stage")
+    repo.write("in/a", "changed")
+    repo.write("in/new", "6")
+    before = fingerprint(repo.path / ".git")
+
+    spec, *_ = await sent(repo.path)
+    worktree = await checked_out(repo.path, tmp_path / "run")
+
+    assert fingerprint(repo.path / ".git") == before
+    assert Repo.at(worktree.root).git("show", "--format=", "--name-status").splitlines() == ["M\tin/a", "A\tin/new"]
+    assert (worktree.root / "out/deep/c").read_text() == "3"
+    assert any("sparse" in note for note in spec.notes)
+
+
+async def test_a_clean_sparse_index_is_head(tmp_path: Path) -> None:
+    """There is nothing to commit on top of it."""
+    repo = Repo(tmp_path / "repo", {"in/a": "1", "out/b": "2"})
+    repo.git("sparse-checkout", "init", "--cone", "--sparse-index")
+    repo.git("sparse-checkout", "set", "in")
+    assert (await sent(repo.path))[0].commit == repo.head
+
+
+async def test_files_that_git_was_told_not_to_look_at_are_looked_at(tmp_path: Path) -> None:
+    """The child gets what the parent sees; a skipped file that is not there is no removed one."""
+    repo = Repo(tmp_path / "repo", {"assumed": "1", "gone": "2", "skipped": "3", "away": "4", "both": "5"})
+    repo.git("update-index", "--assume-unchanged", "assumed", "gone", "both")
+    repo.git("update-index", "--skip-worktree", "skipped", "away", "both")
+    for name in ("assumed", "skipped", "both"):
+        repo.write(name, "edited")
+    for name in ("gone", "away"):
+        (repo.path / name).unlink()
+    before = fingerprint(repo.path / ".git")
+
+    worktree = await checked_out(repo.path, tmp_path / "run")
+
+    assert fingerprint(repo.path / ".git") == before
+    edited = dict.fromkeys((b"assumed", b"skipped", b"both"), ("-", b"edited"))
+    assert tree_of(worktree.root) == {**edited, b"away": ("-", b"4")}
+
+
+@pytest.mark.parametrize(("key", "value"), [("core.autocrlf", "true"), ("core.eol", "crlf")])
+async def test_a_child_is_told_of_other_ends_of_lines(tmp_path: Path, key: str, value: str) -> None:
+    """It finds LF where its parent has CRLF."""
+    repo = Repo(tmp_path / "repo")
+    assert (await sent(repo.path))[0].notes == []
+    repo.git("config", key, value)
+    assert any("CRLF" in note for note in (await sent(repo.path))[0].notes)
+
+
+async def test_a_path_with_a_line_break_is_refused(tmp_path: Path) -> None:
+    """Git names paths on lines; the repository's own, or that of the one it is a worktree of."""
+    repo = Repo(tmp_path / "re\npo")
+    repo.git("worktree", "add", "-q", str(tmp_path / "side"))
+    assert "line break" in await refusal(repo.path)
+    assert "line break" in await refusal(repo.path / "src")
+    assert "line break" in await refusal(tmp_path / "side")
+    assert "line break" in await refusal(Repo(tmp_path / "em\npty", commit=False).path)
