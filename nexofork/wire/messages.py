@@ -390,7 +390,11 @@ def new_run_id() -> str:
 
 
 def encode(message: BaseModel) -> bytes:
-    """Return a message as compact JSON; what has its default value is left out, the version never is."""
+    """Return a message as compact JSON; what has its default value is left out, the version never is.
+
+    Raises:
+        BadMessage: It holds text that is not Unicode, which nobody could read.
+    """
     plain = message.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     for key in ("v", "kind", "id"):
         if key in type(message).model_fields:
@@ -454,4 +458,7 @@ def _reason(exc: ValidationError) -> str:
 
 
 def _dumps(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as exc:
+        raise BadMessage("holds text that is not Unicode", fix=_FIX) from exc

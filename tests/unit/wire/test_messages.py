@@ -348,3 +348,9 @@ def test_ten_thousand_broken_messages_are_refused_by_name() -> None:
                 refused += 1
 
     assert refused > 10_000
+
+
+def test_what_nobody_could_read_is_not_written() -> None:
+    """Half a pair of surrogates, as names of files have them, is an error of the writer and not of every reader."""
+    with pytest.raises(BadMessage, match="not Unicode"):
+        encode(AbortEvent(note="caf\udce9"))

@@ -9,6 +9,7 @@ import pytest
 
 from nexofork.engine.workspace.child_refs import read_refs
 from nexofork.engine.workspace.worktree import Worktree
+from nexofork.wire.messages import Checkpoint, decode_report, encode
 from tests.support.repositories import Repo, fingerprint
 from tests.unit.engine.workspace.travel import check_out, sent
 
@@ -77,3 +78,24 @@ async def test_a_folder_that_has_become_a_link_is_not_where_the_child_goes_on(tm
 
     assert (second.root / "src").is_symlink()
     assert second.cwd == second.root
+
+
+async def test_on_a_branch_whose_name_cannot_travel_work_goes_on_detached(tmp_path: Path) -> None:
+    """The checkpoint can be read, and its commit is there on the next host; other references are kept."""
+    repo = Repo(tmp_path / "repo")
+    spec, base, thin = await sent(repo.path)
+    first = await check_out(tmp_path / "one", spec, base, thin)
+    child = Repo.at(first.root)
+    child.git("checkout", "-q", "-b", os.fsdecode(b"b\xff"))
+    child.write("new", "x\n")
+    head = child.commit("New")
+
+    state = await first.look()
+    sent_on = decode_report(encode(Checkpoint(epoch=1, turn=1, state=state)))
+    assert isinstance(sent_on, Checkpoint)
+    second = Worktree(tmp_path / "two", spec)
+    await second.set_up(tmp_path / "one/base/objects", [await first.bundle(state, None)], sent_on.state)
+
+    assert (state.head, state.branch) == (head, "")
+    assert Repo.at(second.root).head == head
+    assert state.refs == {"refs/heads/main": spec.commit}
