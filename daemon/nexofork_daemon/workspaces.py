@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,18 +153,37 @@ class RunWorkspace(NoWorkspace):
             await self._hand_over()
             return result
         try:
-            return replace(result, workspace=await self._work())
-        except (GitFailed, BusError, OSError) as exc:
-            log.warning("run %s: its work could not be kept: %s", self._order.run_id, exc)
-            spec = self._spec
-            head = self._kept.head if self._kept else spec.commit
-            lost = WorkspaceWork(root=spec.root, base=spec.head, start=spec.commit, head=head, problem=str(exc))
-            return replace(result, workspace=lost)
+            work = await self._work()
+        except BusError as exc:
+            work = self._lost(exc)
+        except (GitFailed, OSError) as exc:
+            work = await self._salvaged(exc)
+        return replace(result, workspace=work)
 
     async def _work(self) -> WorkspaceWork:
-        state = await self._worktree.look()
+        return await self._sent(await self._worktree.look(), self._worktree.problem)
+
+    async def _sent(self, state: TreeState, problem: str) -> WorkspaceWork:
         work, bundle = await work_of(self._worktree, self._spec, state, run_id=self._order.run_id)
-        return work.model_copy(update={"bundle": await self._order.blobs.put(bundle) if bundle else None})
+        sent = await self._order.blobs.put(bundle) if bundle else None
+        return work.model_copy(update={"bundle": sent, "problem": problem})
+
+    async def _salvaged(self, exc: Exception) -> WorkspaceWork:
+        """Return what can still be had of work that cannot be read as it is."""
+        try:
+            states = [*await self._worktree.salvage(), *([self._kept] if self._kept else [])]
+            for state in states:
+                with suppress(GitFailed):
+                    return await self._sent(state, f"Only what was committed or kept before could be had: {exc}")
+        except (GitFailed, BusError, OSError) as again:
+            log.debug("run %s: nothing of its work could be had: %s", self._order.run_id, again)
+        return self._lost(exc)
+
+    def _lost(self, exc: Exception) -> WorkspaceWork:
+        log.warning("run %s: its work could not be kept: %s", self._order.run_id, exc)
+        spec = self._spec
+        head = self._kept.head if self._kept else spec.commit
+        return WorkspaceWork(root=spec.root, base=spec.head, start=spec.commit, head=head, problem=str(exc))
 
     async def _hand_over(self) -> None:
         journal = self._order.journal

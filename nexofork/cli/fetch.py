@@ -80,3 +80,5 @@ def _print(fetched: Fetched) -> None:
         click.echo(f"HEAD has no history in common with it any more; take it with git cherry-pick {fetched.ref}")
     if fetched.in_the_way:
         click.echo(f"Commit or stash first, it holds them too: {', '.join(fetched.in_the_way)}")
+    if fetched.problem:
+        click.echo(f"Not all of it came back: {brief(fetched.problem, 500)}")

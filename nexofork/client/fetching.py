@@ -34,8 +34,9 @@ async def fetch_work(result: ForkResult, blobs: BlobStore, *, root: str | os.Pat
     if work is None:
         raise ForkRefused(f"Run {result.run_id} ({result.status}) had no git workspace; there is nothing to fetch.")
     if work.bundle is None:
-        lost = f" Its work was lost: {work.problem}" if work.problem else ""
-        raise ForkRefused(f"Run {result.run_id} changed nothing; there is nothing to fetch.{lost}")
+        if work.problem:
+            raise ForkRefused(f"Nothing of the work of run {result.run_id} can be fetched: {work.problem}")
+        raise ForkRefused(f"Run {result.run_id} changed nothing; there is nothing to fetch.")
     target = os.fspath(root) if root is not None else work.root
     if root is None and not await asyncio.to_thread(os.path.isdir, target):
         raise ForkRefused(f"The repository {target} of run {result.run_id} is not on this host; name a clone of it.")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from nexofork.engine.workspace.bundles import Bundle, encode_bundle
 from nexofork.engine.workspace.git import Git, GitFailed, GitTooLarge
-from nexofork.engine.workspace.listing import index_entries, list_files, write_changes
+from nexofork.engine.workspace.listing import index_entries, list_files, some, write_changes
 from nexofork.engine.workspace.parent_index import copy_index, expand_index, look_at_all
 from nexofork.engine.workspace.parent_settings import parent_settings
 from nexofork.engine.workspace.repository import git_in, make_repository
@@ -272,7 +272,7 @@ async def _beside(repository: Repository, folder: Path) -> Git:
 def _refuse(repository: Repository, listing: Listing) -> None:
     if listing.unmerged:
         raise ForkRefused(
-            f"The repository {repository.top} is in the middle of a merge with conflicts ({_some(listing.unmerged)}); "
+            f"The repository {repository.top} is in the middle of a merge with conflicts ({some(listing.unmerged)}); "
             "resolve or abort it first."
         )
     for path, size in listing.sizes.items():
@@ -286,9 +286,9 @@ def _refuse(repository: Repository, listing: Listing) -> None:
 def _notes(repository: Repository, listing: Listing, settings: ParentSettings) -> list[str]:
     notes = []
     if listing.submodules:
-        notes.append(f"Submodules are empty here: {_some(listing.submodules)}.")
+        notes.append(f"Submodules are empty here: {some(listing.submodules)}.")
     if listing.embedded:
-        notes.append(f"Repositories inside the repository were left out: {_some(listing.embedded)}.")
+        notes.append(f"Repositories inside the repository were left out: {some(listing.embedded)}.")
     if listing.sparse:
         notes.append("The parent's checkout is sparse; here all files are checked out.")
     if settings.crlf:
@@ -310,8 +310,3 @@ def _has_lfs(repository: Repository, attributes: Sequence[bytes]) -> bool:
         except OSError:
             continue
     return False
-
-
-def _some(paths: Sequence[bytes]) -> str:
-    names = [path.decode("utf-8", "backslashreplace").rstrip("/") for path in sorted(paths)[:5]]
-    return ", ".join(names) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

@@ -58,6 +58,8 @@ class Fetched:
     """The files that would not."""
     in_the_way: tuple[str, ...]
     """Files it holds otherwise than HEAD that are not committed here: git does not merge over those."""
+    problem: str = ""
+    """What of the work could not be kept."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -71,6 +73,7 @@ class Fetched:
             "merges": self.merges,
             "conflicts": list(self.conflicts),
             "in_the_way": list(self.in_the_way),
+            "problem": self.problem,
         }
 
 
@@ -130,6 +133,7 @@ async def _taken(
         conflicts=conflicts or (),
         # What the parent had not committed is a commit of the work too, and its files lie here as they were.
         in_the_way=await _in_the_way(git, {file.path for file in await changed_files(apart, work.base, work.head)}),
+        problem=work.problem,
     )
     await asyncio.to_thread(_move_packs, scratch / "pack", repository.objects / "pack")
     await git.run("update-ref", "-m", f"nexofork fetch {run_id}", fetched.ref, work.head)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Git", "GitFailed", "GitTooLarge"]
 
-_TIME_S = 300.0
 _CHUNK_BYTES = 1 << 18
 _SAFE = (
     *("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false"),
@@ -66,7 +65,9 @@ class GitFailed(NexoforkError):
         self.said = said
         """What git said, or why it was ended."""
         self.code = code
-        full = " The disk is full." if "No space left" in said else ""
+        """What it ended with; below zero where it was ended."""
+        self.full = "No space left" in said
+        full = " The disk is full." if self.full else ""
         super().__init__(f"git {command} failed: {said or f'it ended with {code}'}.{full}")
 
 
@@ -83,6 +84,8 @@ class Git:
     cwd: str | Path = "/"
     settings: tuple[str, ...] = ()
     """Further ``-c`` options."""
+    time_s: float = 300.0
+    """The longest that a command may take."""
     users: bool = False
     """Whether it is git as its user has configured it; for reading those settings alone."""
 
@@ -116,10 +119,10 @@ class Git:
             limit=_CHUNK_BYTES,
         )
         try:
-            async with asyncio.timeout(_TIME_S):
+            async with asyncio.timeout(self.time_s):
                 printed, said = await _talk(process, stdin, limit_bytes)
         except TimeoutError:
-            raise GitFailed(name, f"it took longer than {_TIME_S:g} s") from None
+            raise GitFailed(name, f"it took longer than {self.time_s:g} s") from None
         except _TooMuch:
             raise GitTooLarge(name, f"it gave more than {limit_bytes} bytes") from None
         finally:

@@ -6,15 +6,23 @@ unmerged paths, submodules, and what a sparse checkout leaves out. Paths are byt
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from nexofork.engine.workspace.git import GitFailed
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nexofork.engine.workspace.git import Git
 
-__all__ = ["Listing", "index_entries", "list_files", "write_changes"]
+__all__ = ["Listing", "index_entries", "list_files", "some", "write_changes", "write_most"]
+
+_MAX_FAILED = 100
+_MAX_RAW_BYTES = 64 << 20
 
 _GITLINK = b"160000"
 _GONE = b"0 " + 40 * b"0" + b"\t"
@@ -87,6 +95,9 @@ def _look(git: Git, found: Listing) -> None:
         except (FileNotFoundError, NotADirectoryError):
             found.removed.append(path)
             continue
+        except PermissionError:
+            there.append(path)  # git says what is wrong with it
+            continue
         if stat.S_ISDIR(seen.st_mode):
             found.removed.append(path)
         elif stat.S_ISREG(seen.st_mode) or stat.S_ISLNK(seen.st_mode):
@@ -107,6 +118,62 @@ async def write_changes(git: Git, listing: Listing) -> None:
     if listing.changed:
         paths = b"".join(path + b"\0" for path in listing.changed)
         await git.run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", stdin=paths)
+
+
+async def write_most(git: Git, listing: Listing) -> list[bytes]:
+    """Bring the index up to the files, and return those that cannot be read: they stay as the index had them.
+
+    One file must not cost all others. What git cannot convert as the attributes say is taken as it is.
+
+    Raises:
+        GitFailed: There is no room, it took too long, or hardly anything can be read.
+    """
+    await write_changes(git, replace(listing, changed=[]))
+    return await _add(git, listing.changed, [])
+
+
+async def _add(git: Git, paths: list[bytes], failed: list[bytes]) -> list[bytes]:
+    try:
+        await write_changes(git, Listing(changed=paths))
+    except GitFailed as exc:
+        if exc.full or exc.code < 0 or len(failed) >= _MAX_FAILED:
+            raise
+        if len(paths) > 1:
+            half = len(paths) // 2
+            return await _add(git, paths[half:], await _add(git, paths[:half], failed))
+        if not await _add_as_it_is(git, paths[0]):
+            failed = [*failed, paths[0]]
+    return failed
+
+
+async def _add_as_it_is(git: Git, path: bytes) -> bool:
+    found = await asyncio.to_thread(_read, os.path.join(os.fsencode(git.cwd), path))
+    if found is None:
+        return False
+    mode, data = found
+    oid = (await git.run("hash-object", "-w", "--stdin", stdin=data)).strip()
+    line = b"%b %b\t%b\0" % (mode, oid, path)
+    await git.run("update-index", "--add", "--replace", "-z", "--index-info", stdin=line)
+    return True
+
+
+def _read(path: bytes) -> tuple[bytes, bytes] | None:
+    """Return the mode and the content of a regular file that is not too long; a link is not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        seen = os.fstat(descriptor)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MAX_RAW_BYTES:
+            return None
+        return (b"100755" if seen.st_mode & 0o100 else b"100644"), file.read()
+
+
+def some(paths: Sequence[bytes]) -> str:
+    """Return the first of some paths in words."""
+    names = [path.decode("utf-8", "backslashreplace").rstrip("/") for path in sorted(paths)[:5]]
+    return ", ".join(names) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
 async def index_entries(git: Git) -> list[tuple[bytes, bytes, bytes]]:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nexofork.engine.workspace.bundles import Bundle, decode_bundle, encode_bundle
@@ -19,8 +19,9 @@ from nexofork.engine.workspace.capture import MAX_BUNDLE_BYTES
 from nexofork.engine.workspace.child_objects import own_objects
 from nexofork.engine.workspace.child_refs import ChildRefs, read_refs
 from nexofork.engine.workspace.git import Git, GitFailed
-from nexofork.engine.workspace.listing import list_files, write_changes
+from nexofork.engine.workspace.listing import list_files, some, write_most
 from nexofork.engine.workspace.repository import alternates, git_in, make_repository, take_pack
+from nexofork.engine.workspace.traps import remove_traps
 from nexofork.wire.ref_names import is_ref_name
 from nexofork.wire.workspace import TreeState
 
@@ -39,6 +40,8 @@ _CONFIG = (
     "[gc]\n\tauto = 0\n\twriteCommitGraph = false\n[maintenance]\n\tauto = false\n[advice]\n\tdetachedHead = false\n"
 )
 _MAX_INDEX_BYTES = 256 << 20
+_LIST_S = 30.0
+_WRITE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,10 @@ class Worktree:
         self._index = folder / "index"
         self._base: Path | None = None
         self._seen: _Seen | None = None
+        self._half_written = False
+        """Whether a look has changed the index and did not come to its end."""
+        self.problem = ""
+        """What the last look had to leave out, in words."""
         self.start: TreeState | None = None
         """What a child that begins finds; None until it is set up."""
 
@@ -154,15 +161,9 @@ class Worktree:
         assert self._seen is not None, "it is set up"
         last = self._seen
         own = await asyncio.to_thread(self._borrow)
-        found = await asyncio.to_thread(read_refs, self._git_dir) if own else None
-        refs = found or ChildRefs(head=None, branch=last.state.branch, refs=last.state.refs)
+        refs = await self._refs(own=own)
         staged = await asyncio.to_thread(self._child_index) if own else last.index_bytes
-        files = git_in(self._keep, files=self.root, index=self._index)
-        listing = await list_files(files, ignored=self._spec.ignored)
-        tree, index = last.state.tree, last.state.index
-        if not listing.clean:
-            await write_changes(files, listing)
-            tree = (await files.run("write-tree")).decode().strip()
+        tree, index = await self._files_tree() or last.state.tree, last.state.index
         if staged != last.index_bytes:
             index = await self._staged_tree(staged) or tree
         head = refs.head if refs.head and await self._has_commit(refs.head, last.state) else last.state.head
@@ -173,8 +174,43 @@ class Worktree:
             index=index,
             tree=tree,
         )
-        self._seen = _Seen(state=state, index_bytes=staged)
+        self._seen, self._half_written = _Seen(state=state, index_bytes=staged), False
         return state
+
+    async def _refs(self, *, own: bool) -> ChildRefs:
+        assert self._seen is not None, "it is set up"
+        found = await asyncio.to_thread(read_refs, self._git_dir) if own else None
+        last = self._seen.state
+        return found or ChildRefs(head=None, branch=last.branch, refs=last.refs)
+
+    async def _files_tree(self) -> str | None:
+        """Return the tree of the files; None where they are what they were."""
+        await asyncio.to_thread(remove_traps, self.root)
+        # A git that was ended in the middle of an earlier look has left it; nobody else uses the index.
+        await asyncio.to_thread(self._index.with_name("index.lock").unlink, missing_ok=True)
+        files = git_in(self._keep, files=self.root, index=self._index)
+        listing = await list_files(replace(files, time_s=_LIST_S), ignored=self._spec.ignored)
+        left_out: list[bytes] = []
+        written = self._half_written or not listing.clean
+        if written:
+            self._half_written = True
+            left_out = await write_most(replace(files, time_s=_WRITE_S), listing)
+        self.problem = _problem(left_out, listing.embedded)
+        return (await files.run("write-tree")).decode().strip() if written else None
+
+    async def salvage(self) -> list[TreeState]:
+        """Return what can be had without reading the files, the best first: what was committed since, what was seen.
+
+        Raises:
+            GitFailed: The child's repository cannot be read.
+        """
+        assert self._seen is not None, "it is set up"
+        last = self._seen.state
+        refs = await self._refs(own=await asyncio.to_thread(self._borrow))
+        if refs.head in (None, last.head) or not await self._has_commit(refs.head, last):
+            return [last]
+        tree = (await self.git.run("rev-parse", "--verify", f"{refs.head}^{{tree}}")).decode().strip()
+        return [TreeState(head=refs.head, branch=refs.branch, index=tree, tree=tree), last]
 
     async def _has_commit(self, oid: str, known: TreeState) -> bool:
         if oid == known.head:
@@ -238,3 +274,12 @@ class Worktree:
             stdin="".join(f"{line}\n" for line in revisions).encode(),
             limit_bytes=MAX_BUNDLE_BYTES,
         )
+
+
+def _problem(left_out: Sequence[bytes], embedded: Sequence[bytes]) -> str:
+    words = []
+    if left_out:
+        words.append(f"Files that cannot be read are not as the child left them: {some(left_out)}.")
+    if embedded:
+        words.append(f"Repositories inside the checkout were left out: {some(embedded)}.")
+    return " ".join(words)

@@ -219,3 +219,53 @@ async def test_a_bundle_that_is_none_refuses_its_run_alone(fleet: Fleet) -> None
             assert result.status is ForkStatus.REFUSED
             assert words in (result.error or "")
         assert (await (await forks.fork(good)).result()).status is ForkStatus.COMPLETED
+
+
+async def test_work_that_cannot_be_read_any_more_comes_back_as_far_as_it_was_committed(fleet: Fleet) -> None:
+    """The run fails, says why, and its commits can be fetched."""
+    repo = Repo(fleet.folder / "repo")
+    await fleet.daemon()
+    spoil = "echo kept > kept; git add kept; git commit -qm Kept; rm ../index; mkdir ../index"
+    async with fleet.connect() as forks:
+        params = await fleet.params(
+            says("kelp", {"tools": [call(command=spoil)]}, DONE), workspace=GitWorkspace(repo.path)
+        )
+        handle = await forks.fork(params)
+        result = await handle.result()
+        fetched = await handle.fetch()
+
+    assert (result.status, result.end) == (ForkStatus.FAILED, "GitFailed")
+    assert [commit.subject for commit in fetched.commits] == ["Kept"]
+    assert "Only what was committed or kept before could be had" in fetched.problem
+
+
+async def test_work_of_which_nothing_is_left_is_not_called_no_work(fleet: Fleet) -> None:
+    """Fetching says that it is lost and why; what the child left out is named in its result."""
+    repo = Repo(fleet.folder / "repo")
+    await fleet.daemon()
+    spoil = "echo new > new; rm ../index; mkdir ../index"
+    async with fleet.connect() as forks:
+        params = await fleet.params(
+            says("lime", {"tools": [call(command=spoil)]}, DONE), workspace=GitWorkspace(repo.path)
+        )
+        with pytest.raises(ForkRefused, match=r"Nothing of the work of run .* can be fetched: Only what was committed"):
+            await (await forks.fork(params)).fetch()
+        inner = says("moss", {"tools": [call(command="git init -q lib; echo code > lib/a.py")]}, DONE)
+        result = await (await forks.fork(params.with_directive(inner))).result()
+
+    assert result.workspace is not None
+    assert result.workspace.problem == "Repositories inside the checkout were left out: lib."
+
+
+async def test_a_pipe_in_the_checkout_does_not_keep_a_run_from_its_end(fleet: Fleet) -> None:
+    """Where git would have read it; what else the child did comes back."""
+    repo = Repo(fleet.folder / "repo")
+    await fleet.daemon()
+    pipes = says("nut", {"tools": [call(command="echo new > new; mkfifo .gitignore .gitattributes")]}, DONE)
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(pipes, workspace=GitWorkspace(repo.path)))
+        result = await handle.result()
+        fetched = await handle.fetch()
+
+    assert result.status is ForkStatus.COMPLETED, result.error
+    assert [file.path for file in fetched.files] == ["new"]
