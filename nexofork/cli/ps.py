@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nexofork.bus.presence import PresenceBoard
-from nexofork.cli.exit_codes import OK
+from nexofork.cli.exit_codes import NOT_COMPLETED, OK
 from nexofork.cli.options import json_option, target_options
 from nexofork.cli.output import print_json
 from nexofork.cli.patience import patience
@@ -18,6 +18,8 @@ from nexofork.client.run_listing import list_runs
 
 if TYPE_CHECKING:
     from nexofork.cli.options import Target
+    from nexofork.client.run_rows import RunRow
+    from nexofork.wire.messages import Presence
 
 __all__ = ["ps"]
 
@@ -29,33 +31,51 @@ _SHOWN = 50
 @click.option("--parent", metavar="ID", help="Only runs of this parent (FleetSettings.parent_id).")
 @click.option("--group", help="Only runs of this group.")
 @click.option("-w", "--watch", is_flag=True, help="Go on showing what changes, until q or Ctrl-C.")
+@click.option("--require-daemon", "required", is_flag=True, help="Exit with 1 where no daemon takes work; for checks.")
 @json_option
 @target_options
-def ps(*, watch: bool, as_json: bool, target: Target, everything: bool, parent: str | None, group: str | None) -> None:
+def ps(
+    *,
+    watch: bool,
+    required: bool,
+    as_json: bool,
+    target: Target,
+    everything: bool,
+    parent: str | None,
+    group: str | None,
+) -> None:
     """Show the runs and daemons of a pool, the newest run first.
 
     With --watch a terminal shows hosts, slots, runs, cache hits and spending as they change, whoever runs first; a
     pipe gets a line for each change, with --json an object: everything there is as `state`, then `run`, `daemon` and
     `daemon_gone`. Leaving it is exit code 0.
     """
+    if watch and required:
+        raise click.UsageError("--require-daemon asks once and --watch goes on; give one of them.")
     chosen = Watched(pool=target.pool, everything=everything, parent=parent, group=group)
     if watch:
         finish(lambda: watch_pool(chosen, as_json=as_json, target=target))
-    finish(lambda: _ps(chosen, as_json=as_json, target=target))
+    finish(lambda: _ps(chosen, required=required, as_json=as_json, target=target))
 
 
-async def _ps(chosen: Watched, *, as_json: bool, target: Target) -> int:
+async def _ps(chosen: Watched, *, required: bool, as_json: bool, target: Target) -> int:
     async with open_target(target) as bus:
         with patience("Listing the runs"):
             rows = await list_runs(bus, chosen.pool, parent=chosen.parent, group=chosen.group)
         daemons = await PresenceBoard(bus).daemons(chosen.pool)
-    rows = [row for row in rows if chosen.shows(row)]
+    _show([row for row in rows if chosen.shows(row)], daemons, chosen, as_json=as_json)
+    if required and all(one.draining for one in daemons):
+        click.echo(f"No daemon of pool {chosen.pool} takes work.", err=True)
+        return NOT_COMPLETED
+    return OK
+
+
+def _show(rows: list[RunRow], daemons: list[Presence], chosen: Watched, *, as_json: bool) -> None:
     if as_json:
         print_json({"runs": [row.to_json() for row in rows], "daemons": [daemon_object(one) for one in daemons]})
-        return OK
+        return
     shown = rows if chosen.everything else rows[:_SHOWN]
     for line in (*daemon_lines(daemons), "", *run_lines(shown)):
         click.echo(line)
     if len(shown) < len(rows):
         click.echo(f"and {len(rows) - len(shown)} older ones; --all shows them")
-    return OK

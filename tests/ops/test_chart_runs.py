@@ -116,6 +116,7 @@ def test_a_pod_starts_is_probed_tested_and_drained(
     container = release.daemon("r-nexofork-opsa")
     machine = Machine(tmp_path)
 
+    assert machine.run(helm_test_of(release, "opsa")).returncode != 0
     assert probed(container) == {"startupProbe": None, "readinessProbe": None, "livenessProbe": None}
     with machine.daemon(container) as daemon:
         assert probed(container) == {"startupProbe": 200, "readinessProbe": 200, "livenessProbe": 200}
@@ -124,6 +125,25 @@ def test_a_pod_starts_is_probed_tested_and_drained(
         assert "0/3" in tested.stdout
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(20) == 0
+    gone = machine.run(helm_test_of(release, "opsa"))
+    assert (gone.returncode, gone.stderr) == (1, "No daemon of pool opsa takes work.\n")
+
+
+def test_a_pool_that_may_be_empty_is_tested_without_daemons(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+    """Where the values ask for no pod, `helm test` asks for NATS and the streams alone."""
+    keda = "pools.opse.autoscaling.keda"
+    idle = render("--set", f"nats.url={nats_server.url},{keda}.enabled=true,{keda}.minReplicas=0")
+    none = render("--set", f"nats.url={nats_server.url},pools.opse.replicas=0")
+    asyncio.run(_provisioned(nats_server.url, "opse"))
+
+    for release in (idle, none):
+        tested = Machine(tmp_path).run(helm_test_of(release, "opse"))
+        assert (tested.returncode, "No daemons." in tested.stdout) == (0, True), tested.stderr
+
+
+async def _provisioned(url: str, pool: str) -> None:
+    async with connected(url) as bus:
+        await provision(bus, pool=pool, max_bytes=SMALL)
 
 
 def test_a_pod_with_credentials_and_prices_starts(

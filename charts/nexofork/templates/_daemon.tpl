@@ -101,6 +101,12 @@ startupProbe:
 {{- end }}
 {{- end }}
 
+{{/* How many pods are there at any time; none where they may all be away, and that is no fault. */}}
+{{- define "nexofork.fewestPods" -}}
+{{- $keda := .values.autoscaling.keda -}}
+{{- $keda.enabled | ternary $keda.minReplicas .values.replicas | int -}}
+{{- end }}
+
 {{/* The time a stopped pod gets; more than the drain, which ends with a hand-over. */}}
 {{- define "nexofork.graceSeconds" -}}
 {{- $drain := ceil .values.drainSeconds | int -}}

@@ -11,9 +11,10 @@ import pytest
 
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.jetstream import store
+from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
-from nexofork.wire.messages import Asked, Claimed, Daemon, Payload, Requested
+from nexofork.wire.messages import Asked, Claimed, Daemon, Payload, Presence, Requested
 from tests.integration.cli.conftest import objects, until
 from tests.support.conversation import call, says
 
@@ -88,6 +89,32 @@ def test_ps_hides_runs_without_transcript(own_pool: World) -> None:
 
     assert run_id not in listed(own_pool)
     assert listed(own_pool, "--all")[run_id]["status"] == "queued"
+
+
+def test_ps_can_require_a_daemon(own_pool: World) -> None:
+    """With ``--require-daemon`` a pool where none takes work is exit code 1, with a reason; else it is 0."""
+
+    def asked(*more: str) -> tuple[int, str]:
+        done = own_pool.ask("ps", "--require-daemon", *more, *own_pool.at)
+        return done.returncode, done.stderr
+
+    own_pool.detached("Wait for a daemon.")
+    without = own_pool.ask("ps", *own_pool.at)
+    assert (without.returncode, "No daemons." in without.stdout) == (0, True)
+    missing = (1, f"No daemon of pool {own_pool.pool} takes work.\n")
+    assert asked() == asked("--json") == missing
+    leaving = Daemon(instance=f"{own_pool.pool}-1", name="leaving")
+    asyncio.run(_announce(own_pool, Presence(daemon=leaving, pool=own_pool.pool, running=1, draining=True)))
+    assert asked() == missing
+    with own_pool.daemon():
+        assert asked() == (0, "")
+    code, said = asked("--watch")
+    assert (code, "--require-daemon" in said) == (2, True)
+
+
+async def _announce(world: World, presence: Presence) -> None:
+    async with open_bus(BusSettings(urls=(world.nats,))) as bus:
+        await PresenceBoard(bus).announce(presence)
 
 
 def test_ps_lists_more_runs_than_the_server_answers_for_at_once(own_pool: World) -> None:
