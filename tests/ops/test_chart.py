@@ -124,6 +124,19 @@ def test_a_pool_overrides_what_it_names_and_inherits_the_rest() -> None:
     assert "--nkey=/run/secrets/nexofork/nats/daemon.nk" in release.daemon()["args"]
 
 
+def test_the_authority_of_the_servers_is_mounted_where_it_is_named() -> None:
+    """Daemon and test of a pool are given the pool's own secret, beside the credentials and without them."""
+    release = render("--values", CHART / "ci" / "tls-values.yaml")
+
+    for pool, secret, key in (("fork", "nats-ca", "ca.crt"), ("open", "other-ca", "root.pem")):
+        test = release.one("Pod", f"r-nexofork-{pool}-test")["spec"]
+        for pod in (release.pod(f"r-nexofork-{pool}"), test):
+            (volume,) = [one["secret"] for one in pod["volumes"] if one["name"] == "nats-ca"]
+            (mount,) = [one["mountPath"] for one in pod["containers"][0]["volumeMounts"] if one["name"] == "nats-ca"]
+            assert (volume["secretName"], volume["items"]) == (secret, [{"key": key, "path": key}])
+            assert f"--nats-ca={mount}/{key}" in pod["containers"][0]["args"]
+
+
 def test_pools_select_their_own_pods_only() -> None:
     """No two deployments or budgets of a release claim the same pods."""
     release = render("--values", CHART / "ci" / "pools-values.yaml")

@@ -18,8 +18,9 @@ import pytest
 
 from nexofork.bus.provisioning import provision
 from tests.ops.chart import CHART, ROOT, Rendered, render
+from tests.support.certificates import make_authority, make_certificate
 from tests.support.conversation import KEY
-from tests.support.nats import SMALL, connected
+from tests.support.nats import SMALL, ServerProcess, connected, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ops
 
-_SECRETS = "/run/secrets/nexofork/nats"
+_SECRETS = "/run/secrets/nexofork"
 _PRICES = "/etc/nexofork/prices.toml"
 
 
@@ -101,6 +102,12 @@ def probed(container: dict[str, Any]) -> dict[str, int | None]:
     return found
 
 
+def put(place: Path, file: Path) -> None:
+    """Copy a file to where a secret is mounted."""
+    place.parent.mkdir(parents=True)
+    place.write_bytes(file.read_bytes())
+
+
 def helm_test_of(release: Rendered, pool: str = "fork") -> list[str]:
     """What `helm test` runs."""
     (container,) = release.one("Pod", f"r-nexofork-{pool}-test")["spec"]["containers"]
@@ -156,10 +163,8 @@ def test_a_pod_with_credentials_and_prices_starts(
         *("--set", f"{urls},nats.existingSecret=nexofork-nats,health.enabled=false"),
         *("--set-file", f"prices={tmp_path}/prices.toml"),
     )
-    secrets = tmp_path / "secrets"
-    secrets.mkdir()
-    (secrets / "daemon.nk").write_bytes(accounts_server.seeds["daemon"].read_bytes())
-    machine = Machine(tmp_path, secrets=secrets)
+    put(tmp_path / "secrets" / "nats" / "daemon.nk", accounts_server.seeds["daemon"])
+    machine = Machine(tmp_path, secrets=tmp_path / "secrets")
 
     shipped = release.one("ConfigMap", "r-nexofork")["data"]["prices.toml"]
     assert shipped.strip() == (tmp_path / "prices.toml").read_text().strip()
@@ -167,6 +172,24 @@ def test_a_pod_with_credentials_and_prices_starts(
         probed = machine.run(release.daemon()["startupProbe"]["exec"]["command"])
         assert probed.returncode == 0, probed.stderr
         assert machine.run(helm_test_of(release)).returncode == 0
+
+
+def test_a_pod_knows_the_private_authority_of_its_servers(threaded_sim: ThreadedSimulator, tmp_path: Path) -> None:
+    """The daemon, its probe and `helm test` all trust the certificate, and none of them does without the value."""
+    ca = make_authority(tmp_path)
+    pair = make_certificate(tmp_path, ca, not_after="20990101000000Z")
+    put(tmp_path / "secrets" / "nats-ca" / "ca.crt", ca.cert)
+    machine = Machine(tmp_path, secrets=tmp_path / "secrets")
+    jetstream = f'listen: "127.0.0.1:-1"\njetstream {{ store_dir: "{tmp_path}/store", domain: fork }}'
+    tls = f'tls {{ cert_file: "{pair.cert}", key_file: "{pair.key}" }}'
+    with running(ServerProcess(f"{jetstream}\n{tls}", folder=tmp_path / "server")) as server:
+        urls = f"nats.url={server.url},provider.baseUrl={threaded_sim.url},health.enabled=false"
+        release, ignorant = render("--set", f"{urls},nats.caSecret=nats-ca"), render("--set", urls)
+        with machine.daemon(release.daemon()):
+            for one, code in ((release, 0), (ignorant, 3)):
+                probed = machine.run(one.daemon()["startupProbe"]["exec"]["command"])
+                tested = machine.run(helm_test_of(one))
+                assert (probed.returncode == 0, tested.returncode) == (code == 0, code), tested.stderr
 
 
 @pytest.mark.parametrize("pool", ["fork", "opsb"])
@@ -203,7 +226,7 @@ def test_the_example_prices_are_prices(tmp_path: Path) -> None:
     assert "prices.toml" in said("[[price]]")
 
 
-@pytest.mark.parametrize("case", ["extras", "pools"])
+@pytest.mark.parametrize("case", ["extras", "pools", "tls"])
 def test_the_examples_use_options_that_exist(case: str) -> None:
     """Every daemon of the examples gets past its command line."""
     release = render("--values", CHART / "ci" / f"{case}-values.yaml")

@@ -14,6 +14,9 @@ daemon's options. All of these take a pool: {"key", "name", "values", "root"}.
 {{- if .values.nats.existingSecret }}
 - --{{ .values.nats.kind }}=/run/secrets/nexofork/nats/{{ .values.nats.secretKey }}
 {{- end }}
+{{- if .values.nats.caSecret }}
+- --nats-ca=/run/secrets/nexofork/nats-ca/{{ .values.nats.caKey }}
+{{- end }}
 {{- end }}
 
 {{- define "nexofork.daemonArgs" -}}
@@ -58,16 +61,22 @@ daemon's options. All of these take a pool: {"key", "name", "values", "root"}.
 {{- end }}
 {{- end }}
 
+{{/* The files that those options name. Whoever includes these trims them: each of the two may be missing. */}}
 {{- define "nexofork.targetMounts" -}}
-{{- if .values.nats.existingSecret -}}
+{{- if .values.nats.existingSecret }}
 - name: nats-credentials
   mountPath: /run/secrets/nexofork/nats
+  readOnly: true
+{{- end }}
+{{- if .values.nats.caSecret }}
+- name: nats-ca
+  mountPath: /run/secrets/nexofork/nats-ca
   readOnly: true
 {{- end }}
 {{- end }}
 
 {{- define "nexofork.targetVolumes" -}}
-{{- if .values.nats.existingSecret -}}
+{{- if .values.nats.existingSecret }}
 - name: nats-credentials
   secret:
     secretName: {{ .values.nats.existingSecret }}
@@ -75,6 +84,15 @@ daemon's options. All of these take a pool: {"key", "name", "values", "root"}.
     items:
       - key: {{ .values.nats.secretKey }}
         path: {{ .values.nats.secretKey }}
+{{- end }}
+{{- if .values.nats.caSecret }}
+- name: nats-ca
+  secret:
+    secretName: {{ .values.nats.caSecret }}
+    defaultMode: 0440
+    items:
+      - key: {{ .values.nats.caKey }}
+        path: {{ .values.nats.caKey }}
 {{- end }}
 {{- end }}
 

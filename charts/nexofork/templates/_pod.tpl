@@ -87,7 +87,7 @@ containers:
         mountPath: /etc/nexofork
         readOnly: true
       {{- end }}
-      {{- with include "nexofork.targetMounts" . }}
+      {{- with include "nexofork.targetMounts" . | trim }}
       {{- . | nindent 6 }}
       {{- end }}
       {{- with $v.extraVolumeMounts }}
@@ -106,7 +106,7 @@ volumes:
     configMap:
       name: {{ include "nexofork.fullname" .root }}
   {{- end }}
-  {{- with include "nexofork.targetVolumes" . }}
+  {{- with include "nexofork.targetVolumes" . | trim }}
   {{- . | nindent 2 }}
   {{- end }}
   {{- with $v.extraVolumes }}
