@@ -7,7 +7,6 @@ The objects' names are the log's own words (requested, claimed, turn, ...), and 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -60,15 +59,15 @@ _NAMES: dict[type, str] = {
 
 
 def event_object(event: ForkEvent) -> dict[str, Any]:
-    """Return an event as JSON values; ``at`` is when it was seen here."""
+    """Return an event as JSON values; ``at`` is the log's, as in ``logs --json``, where the event is from a log."""
     if isinstance(event, ForkEnded):
-        return {"event": "final", "at": time.time(), **event.result.to_json()}
+        return {"event": "final", "at": event.at, **event.result.to_json()}
     fields = asdict(event)
     if isinstance(event, (TurnFinished, CallBegan)):
         fields["usage"] = event.usage.to_wire()
     if isinstance(event, ForkStarted):
         fields["cache_key_hash"] = f"{event.cache_key_hash:016x}"  # many readers of JSON round a number of 64 bits
-    return {"event": _NAMES[type(event)], "at": time.time(), **fields}
+    return {"event": _NAMES[type(event)], "at": event.at, **fields}
 
 
 def event_phrase(event: ForkEvent) -> str:

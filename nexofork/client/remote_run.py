@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus, Msg, Subscription
     from nexofork.client.handle import ForkRecord
     from nexofork.client.serving import ToolServant
+    from nexofork.engine.events import ForkEvent
     from nexofork.engine.filters.audit import Audit
     from nexofork.engine.permissions import PermissionAnswer
 
@@ -60,6 +61,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 _LOOK_S = 2.0
+_LATEST = 1e11
+"""A later time than any clock can have said."""
 
 
 class RemoteRun:
@@ -97,6 +100,8 @@ class RemoteRun:
         self._posted: dict[str, str] = {}
         """By id: what was said to the child from here and it has not read yet."""
         self._decision: dict[str, Any] | None = None
+        self._at = 0.0
+        """When the entry that is applied was written, by its writer's clock."""
         self._seen = 0
         self._stale = False
         self._subscriptions: list[Subscription] = []
@@ -281,41 +286,40 @@ class RemoteRun:
         """
         if self.record.result is not None:
             return
+        self._at = getattr(message, "at", 0.0)
         run_id = self.record.run_id
         match message:
             case wire.Claimed():
                 self.claimed.set()
                 by = message.daemon
-                self.record.add(ForkClaimed(run_id=run_id, epoch=message.epoch, daemon=by.name, host=by.host))
+                self._add(ForkClaimed(run_id=run_id, epoch=message.epoch, daemon=by.name, host=by.host))
                 self._decided(message)
             case wire.CallStarted():
                 self._decided(message)
             case wire.Turn():
                 if (check := _cache_check(message)) is not None and check.broken:
-                    self.record.add(CacheBreakDetected(run_id=run_id, check=check))
-                self.record.add(await self._turn(message))
+                    self._add(CacheBreakDetected(run_id=run_id, check=check))
+                self._add(await self._turn(message))
             case wire.ToolStarted():
                 self._names[message.call_id] = message.name
-                self.record.add(ToolStarted(run_id=run_id, call_id=message.call_id, name=message.name))
+                self._add(ToolStarted(run_id=run_id, call_id=message.call_id, name=message.name))
             case wire.ToolFinished():
                 name = self._names.get(message.call_id, "")
-                self.record.add(
-                    ToolFinished(run_id=run_id, call_id=message.call_id, name=name, is_error=message.is_error)
-                )
+                self._add(ToolFinished(run_id=run_id, call_id=message.call_id, name=name, is_error=message.is_error))
                 if self.servant is not None:
                     self.servant.settled(message.turn, message.call_id)
             case wire.Delivered():
                 for letter_id in message.ids:
                     self._posted.pop(letter_id, None)
-                self.record.add(MessagesDelivered(run_id=run_id, turn=message.turn, ids=tuple(message.ids)))
+                self._add(MessagesDelivered(run_id=run_id, turn=message.turn, ids=tuple(message.ids)))
             case wire.Compacted():
                 turns, left_out = message.turn, message.left_out
-                self.record.add(ConversationCompacted(run_id=run_id, turns=turns, left_out=left_out))
+                self._add(ConversationCompacted(run_id=run_id, turns=turns, left_out=left_out))
             case wire.Asked():
                 await self._asked(message, headers, settled)
             case wire.Permitted():
                 self._permitting.decided(message.ask_id)
-                self.record.add(_permitted(run_id, message))
+                self._add(_permitted(run_id, message))
             case wire.AbortEvent() if not self.claimed.is_set():
                 # Nobody can claim a run behind its abort, so it is over before anybody says so.
                 self.claimed.set()
@@ -327,11 +331,15 @@ class RemoteRun:
                 result = await self._result(message)
                 self._end(await self.audit.added(result) if self.audit else result)
 
+    def _add(self, event: ForkEvent) -> None:
+        """Show what an entry says as of when it was written; it may be read long after that."""
+        self.record.add(replace(event, at=self._at) if 0 < self._at < _LATEST else event)
+
     async def _asked(
         self, asked: wire.Asked, headers: Mapping[str, str], settled: Collection[tuple[int, str] | None]
     ) -> None:
         question = await self._question(asked)
-        self.record.add(question)
+        self._add(question)
         if asked.what == "permission":
             self._permitting.asked(question)
         elif asked.what == "blob":
@@ -366,8 +374,8 @@ class RemoteRun:
         if late:
             result = replace(result, undelivered=(*result.undelivered, *late.elements()))
         if result.undelivered:
-            self.record.add(MessagesUndelivered(run_id=self.record.run_id, texts=result.undelivered))
-        self.record.add(ForkEnded(result=result))
+            self._add(MessagesUndelivered(run_id=self.record.run_id, texts=result.undelivered))
+        self._add(ForkEnded(result=result))
 
     async def _turn(self, turn: wire.Turn) -> TurnFinished:
         text, names = "", tuple[str, ...]()
@@ -407,7 +415,7 @@ class RemoteRun:
         call = wire.announced_call(report)
         if call is not None and call.decision is not None:
             self._decision = call.decision
-            self.record.add(FanOutDecided(run_id=self.record.run_id, decision=call.decision))
+            self._add(FanOutDecided(run_id=self.record.run_id, decision=call.decision))
 
     async def _result(self, final: wire.Final) -> ForkResult:
         try:

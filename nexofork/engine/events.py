@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -35,7 +36,15 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkStarted:
+class _Happened:
+    """What all events have; two that differ in their time alone are equal."""
+
+    at: float = field(default_factory=time.time, compare=False)
+    """Unix time: of what is on a run's log, as its writer's clock had it; of anything else, when it was seen here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkStarted(_Happened):
     """The run began; nothing was sent yet."""
 
     run_id: str
@@ -45,7 +54,7 @@ class ForkStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkClaimed:
+class ForkClaimed(_Happened):
     """A daemon took the run; it may happen again when a daemon is lost."""
 
     run_id: str
@@ -55,7 +64,7 @@ class ForkClaimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FanOutDecided:
+class FanOutDecided(_Happened):
     """It is decided whether the first call waits for a sibling's."""
 
     run_id: str
@@ -63,7 +72,7 @@ class FanOutDecided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitedForLeader:
+class WaitedForLeader(_Happened):
     """The first call waited until a sibling's response began, to read what it wrote instead of writing it again."""
 
     run_id: str
@@ -71,7 +80,7 @@ class WaitedForLeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallBegan:
+class CallBegan(_Happened):
     """The response to a model call began; its input is billed from here on."""
 
     run_id: str
@@ -81,7 +90,7 @@ class CallBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFailedOnce:
+class CallFailedOnce(_Happened):
     """An attempt failed and is repeated; text streamed by it no longer counts."""
 
     run_id: str
@@ -91,7 +100,7 @@ class CallFailedOnce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheBreakDetected:
+class CacheBreakDetected(_Happened):
     """The first call read less than half of its prompt from the cache."""
 
     run_id: str
@@ -99,7 +108,7 @@ class CacheBreakDetected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextStreamed:
+class TextStreamed(_Happened):
     """A piece of text, for whoever watches; not kept."""
 
     run_id: str
@@ -107,7 +116,7 @@ class TextStreamed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFinished:
+class TurnFinished(_Happened):
     """A reply is complete."""
 
     run_id: str
@@ -119,7 +128,7 @@ class TurnFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolStarted:
+class ToolStarted(_Happened):
     """A tool is about to run."""
 
     run_id: str
@@ -128,7 +137,7 @@ class ToolStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFinished:
+class ToolFinished(_Happened):
     """A tool answered."""
 
     run_id: str
@@ -138,7 +147,7 @@ class ToolFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesDelivered:
+class MessagesDelivered(_Happened):
     """Messages of the parent's are shown to the child with its next call."""
 
     run_id: str
@@ -147,7 +156,7 @@ class MessagesDelivered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesUndelivered:
+class MessagesUndelivered(_Happened):
     """The run ended and the child never read these messages of its parent's."""
 
     run_id: str
@@ -155,7 +164,7 @@ class MessagesUndelivered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationCompacted:
+class ConversationCompacted(_Happened):
     """The child's own turns no longer fitted the model; it goes on with a summary of them."""
 
     run_id: str
@@ -166,7 +175,7 @@ class ConversationCompacted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkAsked:
+class ForkAsked(_Happened):
     """The run needs something only its parent can give; the parent's client answers what it can by itself."""
 
     run_id: str
@@ -186,7 +195,7 @@ class ForkAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkPermitted:
+class ForkPermitted(_Happened):
     """It is decided whether a call that was asked for may run."""
 
     run_id: str
@@ -203,7 +212,7 @@ class ForkPermitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkEnded:
+class ForkEnded(_Happened):
     """The run is over; always the last event, exactly once."""
 
     result: ForkResult

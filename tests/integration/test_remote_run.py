@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from nexofork.bus.blobs import BlobStore
@@ -70,3 +71,22 @@ async def test_how_the_fan_out_started_is_told_once_and_kept_in_the_result(bus: 
     assert [type(event) for event in record.events] == [ForkClaimed, FanOutDecided, TurnFinished, ForkEnded]
     assert record.result is not None
     assert record.result.decision == decision
+
+
+async def test_an_event_has_the_time_of_its_entry(bus: Bus, run_id: str) -> None:
+    """However late it is read; a time that no clock can have said is replaced by when it was seen."""
+    await provision(bus)
+    log = RunLog(bus, run_id)
+    seq = await log.request(a_request())
+    for report, at in ((a_claim(), 1_700_000_000.5), (a_turn(), 1e300), (a_final(), 1_700_000_009.0)):
+        seq = await log.append(report.model_copy(update={"at": at}), after=seq)
+    record = ForkRecord(run_id=run_id, label="fork")
+    run = RemoteRun(bus, BlobStore(bus, "parent"), record, pool="fork", parent_id="p", on_asked=nobody_asks)
+    began = time.time()
+
+    async with asyncio.timeout(PATIENCE_S):
+        await run.follow()
+
+    claimed, turned, ended = (event.at for event in record.events)
+    assert (claimed, ended) == (1_700_000_000.5, 1_700_000_009.0)
+    assert began <= turned <= time.time()

@@ -58,6 +58,19 @@ def test_a_wait_can_be_given_up(world: World) -> None:
     world.ask("abort", run_id)
 
 
+def test_a_replayed_event_has_the_time_it_had(world: World) -> None:
+    """``attach --json`` to a run that is over dates what it shows as ``logs --json`` does."""
+    (run_id,) = world.detached(ECHOES)
+    world.ask("wait", run_id)
+
+    logged, attached = (objects(world.ask(command, run_id, "--json").stdout) for command in ("logs", "attach"))
+
+    times = {(entry["event"], entry["at"]) for entry in logged}
+    shown = [one for one in attached if one["event"] in ("requested", "claimed", "turn", "tool_finished", "final")]
+    assert len(shown) == 6
+    assert {(one["event"], one["at"]) for one in shown} <= times
+
+
 def test_ps_shows_runs_and_daemons(world: World) -> None:
     """What each run is at, who has it, and what the daemons have room for."""
     (over,) = world.detached("Look around.", group="ps")
