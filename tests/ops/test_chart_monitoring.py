@@ -6,6 +6,7 @@ That the metrics exist is asked of a daemon in ``tests/acceptance/fleet/test_met
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,9 +80,25 @@ def test_what_is_installed_is_what_was_written() -> None:
     (rule,) = release.every("PrometheusRule")
     dashboard = release.one("ConfigMap", "r-nexofork-dashboard")
 
-    assert [one for group in rule["spec"]["groups"] for one in group["rules"]] == alerts()
+    (missing, *others) = alerts()
+    (found, *rest) = [one for group in rule["spec"]["groups"] for one in group["rules"]]
+    assert rest == others
+    named = 'nexofork_slots{namespace="default",pool="fork"}'
+    assert found == {**missing, "expr": missing["expr"].replace("nexofork_slots", named)}
     assert json.loads(dashboard["data"]["nexofork.json"])["panels"] == panels()
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_every_panel_is_about_the_chosen_pools() -> None:
+    """The dashboard offers namespaces and pools to choose from, and every selector of every panel heeds both."""
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+
+    assert [one["name"] for one in dashboard["templating"]["list"]] == ["datasource", "namespace", "pool"]
+    for query in (target["expr"] for panel in panels() for target in panel["targets"]):
+        selectors = re.findall(r"\b(?:nexofork|gen_ai)_[a-z_]+\{([^}]*)\}", query)
+        assert selectors
+        assert all('namespace=~"$namespace",pool=~"$pool"' in selector for selector in selectors), query
+        assert len(selectors) == len(re.findall(r"\b(?:nexofork|gen_ai)_[a-z_]+(?![a-z_),])", query)), query
 
 
 def test_every_scraper_finds_the_port_and_the_daemons() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -29,17 +28,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ops
 
 __all__ = ["fleet", "nursery"]
-
-
-@pytest.fixture(scope="module")
-def prometheus() -> str:
-    """The program, installed where we may."""
-    if shutil.which("prometheus") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "--yes", "--no-install-recommends", "prometheus"], check=False)
-    found = shutil.which("prometheus")
-    if found is None:
-        pytest.skip("prometheus is not installed and cannot be: install Debian's package `prometheus`")
-    return found
 
 
 @contextmanager
