@@ -34,6 +34,7 @@ __all__ = [
     "cache_break_detected",
     "changed_despite_filter",
     "current_run",
+    "error_name",
     "fork_ended",
     "fork_span",
     "message",
@@ -76,12 +77,17 @@ def open_span(
     ) as span:
         try:
             yield span
-        except asyncio.CancelledError:
-            span.set_attribute(names.ERROR_TYPE, "cancelled")
+        except asyncio.CancelledError as exc:
+            span.set_attribute(names.ERROR_TYPE, error_name(exc))
             raise
         except Exception as exc:
-            set_error(span, type(exc).__name__)
+            set_error(span, error_name(exc))
             raise
+
+
+def error_name(error: BaseException) -> str:
+    """Return what an error is called; ``cancelled`` is none of the work's own, but an abort, a deadline or a drain."""
+    return names.CANCELLED if isinstance(error, asyncio.CancelledError) else type(error).__name__
 
 
 def set_error(span: Span, kind: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.trace import SpanKind
 
 from nexofork.telemetry import metrics, names
-from nexofork.telemetry.spans import message, open_span, set_content, set_error, usage_attributes
+from nexofork.telemetry.spans import error_name, message, open_span, set_content, set_error, usage_attributes
 from nexofork.telemetry.values import exportable_text
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def chat_span(model: str, *, run_id: str, turn: int, summary: bool) -> Iterator[
         with open_span(f"{names.CHAT} {model}", attributes, kind=SpanKind.CLIENT) as span:
             yield ChatTrace(span)
     except BaseException as exc:
-        error = type(exc).__name__
+        error = error_name(exc)
         raise
     finally:
         metrics.call_ended(model, time.monotonic() - started, error=error)
@@ -104,7 +104,7 @@ def tool_span(tool: str, call_id: str, *, run_id: str, arguments: object) -> Ite
             yield traced
         error = traced.error
     except BaseException as exc:
-        error = type(exc).__name__
+        error = error_name(exc)
         raise
     finally:
         metrics.tool_ended(tool, time.monotonic() - started, error=error)

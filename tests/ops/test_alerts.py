@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from nexofork.telemetry.names import CANCELLED
 from tests.ops.chart import CHART, render
 
 if TYPE_CHECKING:
@@ -41,18 +43,25 @@ def shipped() -> dict[str, object]:
 def check_firing(
     folder: Path, rules: dict[str, object], series: Mapping[str, str], expected: set[tuple[str, str]]
 ) -> None:
-    """Play series to rules, a value a minute, and compare the alerts that fire after 45 minutes, with their pools."""
-    (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
-    told = [
-        {"labels": f'{{alertname="{alert}", namespace="agents", pool="{pool}"}}', "value": 1}
-        for alert, pool in expected
-    ]
-    question = {
-        "expr": 'count by (alertname, namespace, pool) (ALERTS{alertstate="firing"})',
-        "eval_time": "45m",
-        "exp_samples": told,
-    }
+    """Play series to rules, and compare the alerts that fire after 45 minutes, with their pools."""
+    query = 'count by (alertname, namespace, pool) (ALERTS{alertstate="firing"})'
+    told = {f'{{alertname="{alert}", namespace="agents", pool="{pool}"}}': 1.0 for alert, pool in expected}
+    check_answer(folder, series, query, told, rules=rules)
+
+
+def check_answer(
+    folder: Path,
+    series: Mapping[str, str],
+    query: str,
+    expected: Mapping[str, float],
+    *,
+    rules: Mapping[str, object] | None = None,
+) -> None:
+    """Play series, a value a minute, and compare what a query is answered after 45 minutes."""
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rules or {"groups": []}))
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
     played = [{"series": name, "values": values} for name, values in series.items()]
+    question = {"expr": query, "eval_time": "45m", "exp_samples": samples}
     test = {"interval": "1m", "input_series": played, "promql_expr_test": [question]}
     (folder / "test.yaml").write_text(
         yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]})
@@ -133,3 +142,16 @@ def test_every_alert_names_its_pool() -> None:
 
     for rule in (rule for group in groups for rule in group["rules"]):
         assert "{{ $labels.pool }}" in rule["annotations"]["summary"]
+
+
+def test_an_aborted_call_is_no_failed_one(tmp_path: Path) -> None:
+    """The panel of failed model calls shows errors, and neither calls that went well nor those that were cut off."""
+    panels = json.loads((CHART / "files" / "dashboard.json").read_text())["panels"]
+    (query,) = [one["targets"][0]["expr"] for one in panels if one["title"] == "Model calls that fail, by error"]
+    for name, value in {"$__rate_interval": "2m", "$namespace": ".*", "$pool": ".*"}.items():
+        query = query.replace(name, value)
+    calls = "gen_ai_client_operation_duration_seconds_count"
+    series = counted(calls, "fork", 60) | counted(calls, "fork", 60, error_type=CANCELLED)
+    series |= counted(calls, "fork", 60, error_type="Overloaded")
+
+    check_answer(tmp_path, series, query, {'{error_type="Overloaded"}': 1.0})

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.support.fleet import Fleet, Process
 
 FILES = Path(__file__).parents[3] / "charts" / "nexofork" / "files"
+CALLS = "gen_ai_client_operation_duration_seconds_count"
 DONE = "Scope: all\nResult: done"
 
 
@@ -99,6 +100,8 @@ async def test_what_is_shown_is_what_happened(fleet: Fleet) -> None:
     assert found.sum("nexofork_abort_latency_seconds_count") == 1
     assert 0 < found.sum("nexofork_abort_latency_seconds_sum") < 20
     assert found.sum("gen_ai_execute_tool_duration_seconds_count", gen_ai_tool_name="Bash") == 1
+    failed = [has["error_type"] for name, has, _ in found.samples if name == CALLS and "error_type" in has]
+    assert failed == ["cancelled"]  # the abort's: nothing went wrong with a call
     booked = [one for one in distinct(await read_ledger(fleet.bus)) if one.pool == fleet.pool and one.host == "heir"]
     usage = total(price_calls(booked)).usage
     shown = {kind: found.sum("nexofork_tokens_total", kind=kind, model=MODEL) for kind in ("fresh", "cache_read")}
