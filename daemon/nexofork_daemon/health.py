@@ -113,9 +113,10 @@ async def open_health(settings: DaemonSettings, stop: asyncio.Event) -> AsyncIte
         attributes={
             names.SERVICE_INSTANCE: settings.instance,
             names.HOST_NAME: settings.host,
+            names.DAEMON: settings.name,
             names.POOL: settings.pool,
         },
-        labels={"host": settings.host, "pool": settings.pool},
+        labels={"daemon": settings.name, "host": settings.host, "pool": settings.pool},
         scraped=settings.health_port is not None,
     ) as telemetry:
         health = Health(telemetry, stop)

@@ -82,6 +82,7 @@ SERVICE_NAME = "service.name"
 SERVICE_VERSION = "service.version"
 SERVICE_INSTANCE = "service.instance.id"
 HOST_NAME = "host.name"
+DAEMON = "nexofork.daemon"
 POOL = "nexofork.pool"
 
 # Metrics and their labels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,3 +130,12 @@ async def test_counters_are_there_before_anything_has_happened(fleet: Fleet) -> 
     assert {"completed", "failed", "aborted", "timed_out", "max_turns", "over_budget", "refused"} == zeros
     assert found.kinds["nexofork_slots"] == "gauge"
     assert found.sum("nexofork_slots") == 7
+
+
+async def test_daemons_on_one_host_are_told_apart(fleet: Fleet) -> None:
+    """Every sample has the daemon's own name, which the ledger and `cost --by host` use, beside its host's."""
+    for name in ("host-a", "host-b"):
+        found = await scrape(await port_of(await fleet.daemon(name, health_port=0)))
+
+        places = {(labels["daemon"], labels["host"], labels["pool"]) for _, labels, _ in found.samples}
+        assert places == {(name, socket.gethostname(), fleet.pool)}
