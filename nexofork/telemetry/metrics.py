@@ -104,10 +104,11 @@ def run_ended(status: str) -> None:
 
 
 def expect_runs(statuses: Iterable[str]) -> None:
-    """Show counters at zero from the start, so that the first event is seen as an increase."""
+    """Show counts at zero from the start: the first event is seen as an increase, and an idle daemon as idle."""
     for status in statuses:
         _runs.add(0, {names.STATUS_LABEL: status})
     _redeliveries.add(0)
+    _slots_used.add(0)
 
 
 def waited_in_queue(seconds: float) -> None:

@@ -130,6 +130,7 @@ async def test_counters_are_there_before_anything_has_happened(fleet: Fleet) -> 
     assert {"completed", "failed", "aborted", "timed_out", "max_turns", "over_budget", "refused"} == zeros
     assert found.kinds["nexofork_slots"] == "gauge"
     assert found.sum("nexofork_slots") == 7
+    assert [value for name, _, value in found.samples if name == "nexofork_slots_used"] == [0]
 
 
 async def test_daemons_on_one_host_are_told_apart(fleet: Fleet) -> None:
