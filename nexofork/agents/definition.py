@@ -65,13 +65,25 @@ class AgentDefinition:
     """Where it was defined: ``code``, ``built-in`` or its file."""
 
     @property
+    def forks(self) -> bool:
+        """Whether it is the parent itself: with all tools, its model and no other prompt, a request keeps its bytes."""
+        return (self.tools, self.disallowed_tools, self.model, self.prompt) == ((ALL_TOOLS,), (), INHERIT, "")
+
+    @property
     def starts_agents(self) -> bool:
         """Whether it may call Agent."""
         return AGENT_TOOL in self.tools and AGENT_TOOL not in self.disallowed_tools
 
 
 FORK_AGENT = AgentDefinition(
-    name="fork", description="", prompt="", permission_mode="bubble", max_turns=200, source="built-in"
+    name="fork",
+    description="",
+    prompt="",
+    tools=(ALL_TOOLS,),
+    model=INHERIT,
+    max_turns=200,
+    permission_mode="bubble",
+    source="built-in",
 )
 """What a call without ``subagent_type`` starts: the parent itself, with all it has. It is never listed."""
 

@@ -186,7 +186,8 @@ class DelegationTool(Background):
         call = read_call(use)
         if call.subagent_type is not None:
             raise BadAgentCall(f"{DELEGATE_TOOL} has no types", fix="Leave subagent_type out, or use Agent.")
-        equipped = self._equip(ForkParams(cache_safe=snapshot, prompt_messages=call.prompt, fork_label=call.label))
+        fork = ForkParams(cache_safe=snapshot, prompt_messages=call.prompt, fork_label=call.label)
+        equipped = self._equip(replace(fork, max_turns=FORK_AGENT.max_turns))
         refuse_if_fork(equipped.parent_ctx.query_source, snapshot)
         refuse_closed_gate(self._settings, known=())
         claimed = snapshot.reply is not None and any(one.id == use.id for one in snapshot.reply.tool_uses)

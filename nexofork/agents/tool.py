@@ -156,15 +156,17 @@ class AgentTool(Background):
 
     def _order(self, use: ToolUse, snapshot: CacheSafeParams) -> _Order:
         call = read_call(use)
-        equipped = self._equip(ForkParams(cache_safe=snapshot, prompt_messages=call.prompt, fork_label=call.label))
+        fork = ForkParams(cache_safe=snapshot, prompt_messages=call.prompt, fork_label=call.label)
+        equipped = self._equip(replace(fork, max_turns=FORK_AGENT.max_turns))
         equipped = replace(equipped, mode=DelegateMode.FORK_AND_FORGET)
         source = equipped.parent_ctx.query_source
         refuse_if_fork(source, snapshot)
         self._refuse_agent_without_agent(source)
-        if call.subagent_type is None:
-            return _Order(call=call, kind=FORK_AGENT.name, params=self._fork(call, equipped))
-        definition = self._definition(call.subagent_type)
-        params = self._run_of(definition, equipped, nested=is_named(source))
+        definition = FORK_AGENT if call.subagent_type is None else self._definition(call.subagent_type)
+        if definition.forks:
+            params = self._fork(call, definition, equipped)
+        else:
+            params = self._run_of(definition, equipped, nested=is_named(source))
         return _Order(call=call, kind=definition.name, params=params)
 
     def _refuse_agent_without_agent(self, source: str) -> None:
@@ -179,12 +181,12 @@ class AgentTool(Background):
             raise BadAgentCall("a fork has no type", fix="Leave subagent_type out to fork.")
         return self._agents.get(kind)
 
-    def _fork(self, call: AgentCall, equipped: ForkParams) -> ForkParams:
+    def _fork(self, call: AgentCall, definition: AgentDefinition, equipped: ForkParams) -> ForkParams:
         refuse_closed_gate(self._settings, known=tuple(one.name for one in self._agents))
         reply = equipped.cache_safe.reply
         claimed = reply is not None and any(use.id == call.id for use in reply.tool_uses)
         params = replace(equipped, tool_use_id=call.id if claimed else None)
-        return with_permission_mode(params, permission_mode(FORK_AGENT, self._settings))
+        return with_permission_mode(params, permission_mode(definition, self._settings))
 
     def _run_of(self, definition: AgentDefinition, equipped: ForkParams, *, nested: bool) -> ForkParams:
         """Return a named agent's run: its own request, its own tools, and none of what the parent has seen."""
