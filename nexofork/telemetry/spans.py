@@ -234,7 +234,7 @@ def tool_denied(*, run_id: str, tool: str, reason: str) -> None:
     said = {names.REASON: exportable_text(reason)} if content_wanted() else {}
     event = {names.RUN_ID: run_id, names.TOOL: exportable_text(tool), **said}
     trace.get_current_span().add_event(names.TOOL_FILTER, event)
-    log.info(
+    log.debug(
         "fork.tool_filter: fork %s was denied %s: %s",
         run_id,
         tool,

@@ -213,13 +213,15 @@ async def test_a_denial_is_logged_without_the_arguments(
     forks: DefaultForkSubagent,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Run, tool and reason are in the line; what the model wrote into the call is not."""
+    """Run, tool and reason are in the line, at DEBUG; what the model wrote into the call is not."""
     directive = says("Work.", {"tools": [call("FileWrite", file_path="/x", content="s3cret")]}, {"text": "Done."})
     params = fork(await parent.ask(), llm, directive, tool_filter=ReadOnlyFilter())
-    with caplog.at_level(logging.INFO, logger="nexofork.telemetry"):
+    with caplog.at_level(logging.DEBUG, logger="nexofork.telemetry"):
         result = await (await forks.fork(params)).result()
 
-    (line,) = [record.getMessage() for record in caplog.records if "fork.tool_filter" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "fork.tool_filter" in record.getMessage()]
+    line = record.getMessage()
+    assert record.levelno == logging.DEBUG
     assert result.run_id in line
     assert "FileWrite: This fork may only read" in line
     assert "s3cret" not in line
