@@ -22,12 +22,13 @@ from tests.support.conversation import (
     text,
     tokens_of,
 )
-from tests.support.parents import Parent, equivalents, fork, usage_in_log
+from tests.support.parents import Parent, equivalents, fork, open_llm, usage_in_log
 from tests.support.witness import common_prefix, common_suffix
 
 if TYPE_CHECKING:
     from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent, ForkResult
     from nexofork.simulator import RequestRecord, Simulator
+    from tests.conftest import StartSimulator
 
 HISTORY = 100_000
 REPLY = 500
@@ -194,6 +195,24 @@ async def test_siblings_are_over_99_percent_the_same_bytes(
         same = common_prefix(one, other) + common_suffix(one, other)
         assert same / len(one) > 0.99
         assert len(one) - same < 4 * DIRECTIVE
+
+
+async def test_what_sharing_saves_doubles_with_the_context_and_with_the_children(
+    start_simulator: StartSimulator, forks: DefaultForkSubagent
+) -> None:
+    """Against the same prompts at full price: from 50K to 100K tokens of history, and from three children to six."""
+    saved: dict[tuple[int, int], float] = {}
+    for tokens, children in ((50_000, 3), (100_000, 3), (100_000, 6)):
+        sim = await start_simulator()
+        async with Parent(sim.url) as parent, open_llm(sim.url) as llm:
+            snapshot = await parent.ask(tokens=tokens, answer=sized_reply(3, REPLY))
+            await run(forks, snapshot, llm, directives(children))
+        records = sim.log[1:]
+        saved[tokens, children] = sum(one.prompt_tokens for one in records) - sum(map(equivalents, records))
+
+    assert saved[50_000, 3] == pytest.approx(0.9 * 3 * 50_000, rel=0.02)
+    assert saved[100_000, 3] == pytest.approx(2 * saved[50_000, 3], rel=0.02)
+    assert saved[100_000, 6] == pytest.approx(2 * saved[100_000, 3], rel=0.02)
 
 
 async def _resend(parent: Parent, body: bytes) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nexofork import CacheSafeParams
 from nexofork.bus.ledger import read_ledger
 from nexofork.economics.ledger import distinct
 from nexofork.wire import messages as wire
@@ -81,6 +82,10 @@ async def test_a_run_is_one_trace_from_its_parent_to_the_tool_that_comes_back(
     assert [chat.attributes["gen_ai.response.finish_reasons"] for chat in chats] == [["tool_use"], ["end_turn"]]
     forked = collector.one("fork.subagent").attributes
     assert (forked["fork_run_id"], forked["status"], forked["fork_label"]) == (run_id, "completed", "fork")
+    assert (forked["parent_agent"], forked["query_source"]) == ("main", "agent:builtin:fork")
+    assert (forked["mode"], forked["skip_transcript"]) == ("fork_and_forget", False)
+    sent = CacheSafeParams.from_parent_request((fleet.folder / "body.json").read_bytes())
+    assert forked["cache_key_hash"] == f"{sent.cache_key_hash:016x}"
     assert forked["gen_ai.usage.input_tokens"] == sum(one.usage.prompt_tokens for one in booked)
 
 

@@ -146,11 +146,6 @@ async def test_a_delegated_fork_is_the_same_and_waited_for(
     assert (asked.mode, asked.max_turns, asked.permissions.mode) == (DelegateMode.SYNC, 200, "bubble")
 
 
-def test_a_fork_that_is_said_nothing_of_has_200_turns() -> None:
-    """Also where no Agent tool starts it."""
-    assert ForkParams.__dataclass_fields__["max_turns"].default == FORK_AGENT.max_turns == 200
-
-
 def test_a_wait_never_moves_to_the_background_unless_that_is_turned_on() -> None:
     """Neither in a program's settings nor from an environment that says nothing."""
     assert AgentSettings().auto_background_s is None

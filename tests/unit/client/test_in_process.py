@@ -1,20 +1,33 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork import AnthropicProvider, DefaultForkSubagent, DelegateMode, ForkOverrides, ForkStatus, FunctionTools
+from nexofork import (
+    AnthropicProvider,
+    DefaultForkSubagent,
+    DelegateMode,
+    ForkOverrides,
+    ForkStatus,
+    FunctionTools,
+    ParentContext,
+)
 from nexofork.economics.ledger import price_calls, total
 from nexofork.engine.abort import AbortReason
-from nexofork.engine.events import CallBegan
+from nexofork.engine.dispatch import NoTools, ToolOutcome
+from nexofork.engine.events import CallBegan, ForkEnded, TextStreamed
 from nexofork.errors import BadDirective, CacheBreak, ForkRefused
 from tests.support.conversation import KEY, call, says
 from tests.support.parents import Parent, body_of, fork
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from nexofork import CacheSafeParams
+    from nexofork.engine.dispatch import ToolCall
+    from nexofork.engine.events import ForkEvent
     from nexofork.simulator import Simulator
 
 HANGS = says("Wait.", {"fault": "hang"})
@@ -303,3 +316,63 @@ async def test_an_attempt_that_was_never_sent_is_not_billed(sim: Simulator, snap
     assert [(one.attempt, one.outcome) for one in forks.ledger.calls] == [(1, "failed"), (2, "failed")]
     assert "not sent" in forks.ledger.calls[1].error
     assert len(sim.log) == 2
+
+
+async def test_a_sync_wait_streams_what_the_child_does(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """While the caller still waits, its observer gets the text that has come so far; the rest comes before the end."""
+    seen: list[ForkEvent] = []
+    began = asyncio.Event()
+
+    def observe(event: ForkEvent) -> None:
+        seen.append(event)
+        if isinstance(event, TextStreamed):
+            began.set()
+
+    held = says("Wait.", {"text": "a b c", "hold": {"gate": "rest", "after_events": 4}})
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(forks.fork(fork(snapshot, llm, held, mode=DelegateMode.SYNC, on_message=observe)))
+        await began.wait()
+        assert not waiting.done()
+        sim.release("rest")
+
+    assert "".join(event.text for event in seen if isinstance(event, TextStreamed)) == "a b c"
+    assert isinstance(seen[-1], ForkEnded)
+
+
+async def test_fork_and_forget_returns_before_the_model_has_answered(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """It is what a fork does unless it is told to wait; the caller has its handle at once."""
+    held = says("Wait.", {"text": "done", "hold": "all"})
+    async with asyncio.timeout(PATIENCE_S):
+        handle = await forks.fork(fork(snapshot, llm, held))
+    assert handle.status is ForkStatus.RUNNING
+
+    sim.release("all")
+    assert (await handle.result()).final_text == "done"
+
+
+async def test_a_fork_is_its_parents_agent_unless_it_has_an_id_of_its_own(
+    snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """Tools see who calls them."""
+    seen: list[str] = []
+
+    class Tools(NoTools):
+        async def dispatch(self, one: ToolCall) -> ToolOutcome:
+            seen.append(one.context.agent_id)
+            return ToolOutcome(content="ok")
+
+    params = fork(
+        snapshot,
+        llm,
+        says("Run.", {"tools": [call()]}, "done"),
+        tool_dispatcher=Tools(),
+        parent_ctx=ParentContext(agent_id="boss"),
+    )
+    for overrides in (ForkOverrides(), ForkOverrides(agent_id="child-7")):
+        assert (await (await forks.fork(replace(params, overrides=overrides))).result()).ok
+
+    assert seen == ["boss", "child-7"]

@@ -192,3 +192,24 @@ def test_whatever_path_is_allowed_ends_in_the_folder(memory: Path, parts: list[s
 
     if denial(memory, path) is None:
         assert memory in Path(os.path.realpath(path)).parents
+
+
+@pytest.mark.parametrize("envelope", ["arguments", "input", "parameters"])
+def test_arguments_in_an_envelope_are_denied_whatever_it_is_called(memory: Path, envelope: str) -> None:
+    """A client that did not unwrap what its provider sends is found out at the first call that writes or runs."""
+    judge = AutoMemFilter(memory)
+    write = {envelope: {"file_path": str(memory / "note.md"), "content": "x"}}
+
+    for name in ("FileWrite", "FileEdit"):
+        assert "beside the other arguments, not inside another object" in (judge.deny(name, write) or "")
+    assert "not inside another object" in (judge.deny("Bash", {envelope: {"command": "ls"}}) or "")
+
+
+@pytest.mark.parametrize("program", ["tee", "awk", "perl", "python", "python3", "node", "ruby"])
+def test_what_can_start_programs_is_on_no_list(memory: Path, program: str) -> None:
+    """Neither alone nor behind a pipe, with whatever harmless arguments: they can write, or run anything."""
+    judge = AutoMemFilter(memory)
+
+    assert judge.deny("Bash", {"command": "cat note.md | sort"}) is None
+    for command in (program, f"{program} x", f"cat note.md | {program} 1", f"/usr/bin/{program}"):
+        assert judge.deny("Bash", {"command": command}) is not None, command
