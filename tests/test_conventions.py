@@ -98,6 +98,16 @@ def test_the_library_never_imports_the_daemon(name: str) -> None:
     assert [module for module in imported if within(module, "nexofork_daemon")] == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name for name in MODULES if within(name, "nexofork.engine.filters") or within(name, "nexofork.engine.shell")],
+)
+def test_filters_know_no_provider(name: str) -> None:
+    """A tool's name and its arguments are all that a verdict rests on, whoever the model is from."""
+    imported = [module for module, _ in imports_of(ast.parse(MODULES[name].read_text()))]
+    assert [module for module in imported if within(module, "nexofork.providers")] == []
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_edges_are_imported_in_one_place(name: str) -> None:
     """Outside libraries stay behind the module that wraps them."""

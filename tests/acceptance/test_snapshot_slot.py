@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from nexofork import AnthropicProvider, DefaultForkSubagent, ForkStatus, FunctionTools, QuerySource
 from tests.support.conversation import call, request, says
 from tests.support.parents import Parent, fork
+from tests.support.witness import common_prefix
 
 if TYPE_CHECKING:
     from nexofork.simulator import Simulator
@@ -57,3 +58,28 @@ async def test_a_sidecar_reads_the_slot_and_its_cache(sim: Simulator, parent: Pa
     asked, told = sim.log
     assert told.read >= 0.99 * (asked.read + asked.write_5m + asked.fresh)
     assert parent.capture.slot.get() is parents
+
+
+async def test_sidecars_of_one_turn_send_the_same_bytes_whenever_they_start(sim: Simulator, parent: Parent) -> None:
+    """What the parent's prompt and tools would be by then does not matter: both read what the turn has sent."""
+    body = request(answer=DONE)
+    await parent.ask(body)
+    llm = AnthropicProvider(parent.client)
+    async with DefaultForkSubagent() as forks:
+        for source in (QuerySource.SESSION_MEMORY, QuerySource.SPECULATION):
+            params = fork(
+                parent.capture.slot.snapshot(),
+                llm,
+                says("Speak.", {"text": "All is well."}),
+                boilerplate=False,
+                query_source=source,
+            )
+            assert (await (await forks.fork(params)).result()).ok
+            body["system"][0]["text"] = "A flag flipped; the prompt is another now."
+            body["tools"].reverse()
+
+    asked, first, second = (sim.body(index) for index in range(3))
+    assert first == second
+    assert asked is not None
+    assert first is not None
+    assert common_prefix(asked, first) >= asked.index(b'"messages"')

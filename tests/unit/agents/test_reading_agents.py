@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import AgentTool, ForkParams, FunctionTools
-from nexofork.agents.builtin import BUILT_IN
 from nexofork.core.boilerplate import BOILERPLATE
 from tests.support.conversation import AGENT, BASH, MODEL, call, request, says
 from tests.support.parents import body_of, results_in
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from tests.support.parents import Parent
 
 TOOLS = [AGENT, *({"name": name, "input_schema": {"type": "object"}} for name in ("FileWrite", "FileRead")), BASH]
-PROMPTS = {one.name: one.prompt for one in BUILT_IN}
 
 
 @pytest.fixture
@@ -35,7 +33,13 @@ def equip(llm: AnthropicProvider) -> Callable[[ForkParams], ForkParams]:
     return lambda params: replace(params, llm=llm, tool_dispatcher=tools)
 
 
-@pytest.mark.parametrize(("kind", "model"), [("Explore", "claude-haiku-5-5"), ("Plan", MODEL)])
+@pytest.mark.parametrize(
+    ("kind", "model", "told"),
+    [
+        ("Explore", "claude-haiku-5-5", "You look things up in a code base"),
+        ("Plan", MODEL, "You work out how a change to a code base should be made"),
+    ],
+)
 async def test_explore_and_plan_have_prompts_of_their_own_and_only_read(
     parent: Parent,
     forks: DefaultForkSubagent,
@@ -43,6 +47,7 @@ async def test_explore_and_plan_have_prompts_of_their_own_and_only_read(
     sim: Simulator,
     kind: str,
     model: str,
+    told: str,
 ) -> None:
     """Their tools read; a call of another, or of a command that writes, is denied. Looking things up is cheaper."""
     tried = [call("FileWrite", file_path="x"), call(command="rm x"), call(command="ls"), call("FileRead")]
@@ -54,7 +59,8 @@ async def test_explore_and_plan_have_prompts_of_their_own_and_only_read(
         assert await tool.next_notification()
 
     body = body_of(sim, 1)
-    assert (body["model"], body["system"][0]["text"]) == (model, PROMPTS[kind])
+    assert body["model"] == model
+    assert body["system"][0]["text"].startswith(told)
     assert [one["name"] for one in body["tools"]] == ["FileRead", "Bash"]
     assert [bool(one.get("is_error")) for one in results_in(sim, 2)] == [True, True, False, False]
     assert "rm changes files" in results_in(sim, 2)[1]["content"]

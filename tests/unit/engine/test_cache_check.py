@@ -328,3 +328,17 @@ async def test_a_server_that_refuses_diagnostics_is_not_asked_again(
     assert 1 <= refused <= 4
     assert (server.refused, later.cause) == (refused, None)
     assert sum(call.retries for result in results for call in result.calls) == refused
+
+
+@pytest.mark.parametrize(("cached", "broken"), [(4_600, True), (4_900, False)])
+async def test_half_of_the_prompt_is_where_a_miss_begins(
+    parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent, cached: int, broken: bool
+) -> None:
+    """A first call that reads a little less than half of its prompt is a miss; one that reads a little more is none."""
+    said = [text("Shared.", tokens=cached, mark=MARK), text(says("Go on.", agent_calls(1)), tokens=9_200 - cached)]
+    snapshot = await parent.ask(request(messages=[{"role": "user", "content": said}]))
+
+    check = await first_check(forks, snapshot, llm)
+
+    assert 0.45 < check.hit_ratio < 0.55
+    assert (check.hit_ratio < 0.5, check.broken) == (broken, broken)
