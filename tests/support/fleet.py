@@ -21,7 +21,7 @@ from nexofork.bus.run_log import RunLog
 from nexofork.client.fleet import FleetSettings, connect
 from nexofork.wire import messages as wire
 from nexofork.wire.streams import inbox_stream
-from nexofork.wire.subjects import inbox
+from nexofork.wire.subjects import inbox, parent_alive
 from tests.support.conversation import KEY
 from tests.support.nats import SMALL, ServerProcess, connected
 from tests.support.parents import Parent, body_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from nexofork import CacheSafeParams
-    from nexofork.bus.connection import Bus
+    from nexofork.bus.connection import Bus, Msg
     from nexofork.bus.embedded import EmbeddedServer
     from nexofork.bus.run_log import Entry
     from nexofork.client.fleet import NatsForkSubagent
@@ -247,6 +247,15 @@ class Fleet:
         async with asyncio.timeout(PATIENCE_S):
             while not any(map(holds, await board.daemons(self.pool))):  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
+
+    async def until_heard(self, parent_id: str, *, beats: int) -> None:
+        """Return when so many more heartbeats of a parent have come to where daemons hear them."""
+        heard: list[Msg] = []
+        subscription = await self.bus.subscribe(parent_alive(parent_id, self.pool), heard.append)
+        try:
+            await eventually(lambda: len(heard) >= beats)
+        finally:
+            await subscription.drain()
 
     def owner(self, name: str | None) -> Process:
         """The process of this name."""

@@ -14,7 +14,7 @@ from nexofork.engine.abort import AbortReason
 from nexofork.wire import messages as wire
 from tests.support.conversation import call, says
 from tests.support.fleet import asked, finals, group_of, lines_in, open_fleet
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def test_an_abort_before_any_daemon_is_there_prevents_the_start(fleet: Fle
         handle = await forks.fork(await fleet.params("apple"))
 
         await handle.abort("not needed")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             result = await handle.result()
 
     assert says_why(result, "not needed")

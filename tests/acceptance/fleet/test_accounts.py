@@ -108,9 +108,13 @@ async def test_a_parent_steers_its_children_across_accounts(guarded: Fleet) -> N
 async def test_the_children_of_a_parent_that_dies_are_noticed_across_accounts(guarded: Fleet) -> None:
     """Heartbeats reach the daemon while the parent lives, so the child is not aborted."""
     await guarded.daemon()
-    async with guarded.connect(on_parent_gone="abort", heartbeat_s=0.3) as forks:
-        slow = says("cedar", {"text": DONE, "delay_s": 2.0})
-        result = await (await forks.fork(await guarded.params(slow))).result()
+    parent_id = uuid.uuid4().hex
+    async with guarded.connect(parent_id=parent_id, on_parent_gone="abort", heartbeat_s=1.0) as forks:
+        handle = await forks.fork(await guarded.params(says("cedar", HELD)))
+        await guarded.sim.begun(2)
+        await guarded.until_heard(parent_id, beats=5)  # three that are missed would have ended it
+        guarded.sim.release("held")
+        result = await handle.result()
 
     assert result.status is ForkStatus.COMPLETED
 

@@ -14,6 +14,7 @@ from nexofork.errors import ForkRefused
 from nexofork.wire import messages as wire
 from tests.support.conversation import says
 from tests.support.fleet import asked, finals
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -44,11 +45,11 @@ async def test_the_children_of_a_killed_parent_go_on_and_their_results_wait(flee
 async def test_a_policy_of_abort_ends_the_children_of_a_killed_parent(fleet: Fleet) -> None:
     """Within a few heartbeats the child is aborted, and its report says why."""
     await fleet.daemon()
-    parent, (run_id,) = await fleet.parent_process([says("cedar", HELD)], on_parent_gone="abort", heartbeat_s=0.3)
+    parent, (run_id,) = await fleet.parent_process([says("cedar", HELD)], on_parent_gone="abort", heartbeat_s=1.0)
     await fleet.sim.begun(2)
 
     await parent.kill()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await fleet.sim.closed_early(1)
     async with fleet.connect() as forks:
         result = await (await forks.attach(run_id)).result()
@@ -57,10 +58,14 @@ async def test_a_policy_of_abort_ends_the_children_of_a_killed_parent(fleet: Fle
 
 
 async def test_a_living_parent_keeps_its_children(fleet: Fleet) -> None:
-    """As long as the heartbeats come, the policy of abort aborts nothing."""
+    """As long as the heartbeats come, the policy of abort aborts nothing, for longer than silence would be borne."""
     await fleet.daemon()
-    async with fleet.connect(on_parent_gone="abort", heartbeat_s=0.2) as forks:
-        handle = await forks.fork(await fleet.params(says("drum", {"text": DONE, "delay_s": 2.0})))
+    async with fleet.connect(parent_id="alive", on_parent_gone="abort", heartbeat_s=1.0) as forks:
+        handle = await forks.fork(await fleet.params(says("drum", HELD)))
+        await fleet.sim.begun(2)
+
+        await fleet.until_heard("alive", beats=5)
+        fleet.sim.release("held")
         result = await handle.result()
 
     assert result.status is ForkStatus.COMPLETED
@@ -69,7 +74,7 @@ async def test_a_living_parent_keeps_its_children(fleet: Fleet) -> None:
 async def test_a_child_taken_over_after_its_parent_died_is_aborted_too(fleet: Fleet) -> None:
     """Parent and daemon die together; the next daemon notices that nobody is left."""
     lost = await fleet.daemon()
-    parent, (run_id,) = await fleet.parent_process([says("ebony", HELD)], on_parent_gone="abort", heartbeat_s=0.3)
+    parent, (run_id,) = await fleet.parent_process([says("ebony", HELD)], on_parent_gone="abort", heartbeat_s=1.0)
     await fleet.sim.begun(2)
 
     await parent.kill()
@@ -150,7 +155,7 @@ async def test_who_attached_does_not_own_the_run(fleet: Fleet) -> None:
 async def test_attaching_to_a_run_of_ones_own_changes_nothing_about_it(fleet: Fleet) -> None:
     """The run still counts as this parent's: leaving aborts it, and leaving does not hang."""
     await fleet.daemon()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE_S):
         async with fleet.connect() as forks:
             handle = await forks.fork(await fleet.params(says("juniper", HELD)))
             await fleet.sim.begun(2)

@@ -163,16 +163,16 @@ async def test_a_living_parent_is_not_taken_for_gone_because_of_a_restart(
 ) -> None:
     """Its heartbeats cannot arrive while the server is away; its children are not aborted for that."""
     await fragile.daemon()
-    async with fragile.connect(on_parent_gone="abort", heartbeat_s=0.3) as forks:
+    async with fragile.connect(parent_id="alive", on_parent_gone="abort", heartbeat_s=1.0) as forks:
         handle = await forks.fork(await fragile.params(says("fern", {"text": DONE, "hold": "held"})))
         await fragile.sim.received(2)
 
         restartable.down()
-        await asyncio.sleep(1.5)  # longer than three heartbeats: there is no event for silence
+        await asyncio.sleep(3.5)  # longer than three heartbeats: there is no event for silence
         restartable.up()
         await restartable.ready()
         await eventually(lambda: "restored" in fragile.processes[0].log)
-        await asyncio.sleep(1.2)
+        await fragile.until_heard("alive", beats=5)
         fragile.sim.release("held")
         result = await handle.result()
 
