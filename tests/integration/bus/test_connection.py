@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +10,7 @@ from nexofork.bus.embedded import EmbeddedServer
 from nexofork.bus.failures import BusDenied, ConnectionLost, NoAnswer, NoResponders, NotPermitted
 from nexofork.errors import BusError
 from tests.support.nats import Proxy, ServerProcess, connected, running
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,13 +31,11 @@ async def test_a_request_is_answered(bus: Bus, run_id: str) -> None:
 
 async def test_nobody_there_is_said_at_once(bus: Bus, run_id: str) -> None:
     """A subject without listeners fails by name, long before the timeout."""
-    started = time.monotonic()
-
-    with pytest.raises(NoResponders, match=f"nobody.{run_id}") as caught:
-        await bus.request(f"nobody.{run_id}", b"")
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(NoResponders, match=f"nobody.{run_id}") as caught:
+            await bus.request(f"nobody.{run_id}", b"", timeout_s=2 * PATIENCE_S)
 
     assert caught.value.retryable
-    assert time.monotonic() - started < 2
 
 
 async def test_a_silent_listener_is_a_timeout_with_its_subject(bus: Bus, run_id: str) -> None:
@@ -50,15 +47,13 @@ async def test_a_silent_listener_is_a_timeout_with_its_subject(bus: Bus, run_id:
 
 
 async def test_no_server_is_named_with_what_to_do() -> None:
-    """A wrong URL ends within the connect timeout and says which URL."""
-    started = time.monotonic()
-
-    with pytest.raises(BusUnreachable, match=r"nats://127.0.0.1:1.*nexofork serve") as caught:
-        async with open_bus(BusSettings(urls=("nats://127.0.0.1:1",), connect_timeout_s=2.0)):
-            pass
+    """A wrong URL ends with the connect timeout and says which URL."""
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(BusUnreachable, match=r"nats://127.0.0.1:1.*nexofork serve") as caught:
+            async with open_bus(BusSettings(urls=("nats://127.0.0.1:1",), connect_timeout_s=2.0)):
+                pass
 
     assert caught.value.urls == ("nats://127.0.0.1:1",)
-    assert time.monotonic() - started < 2.5
 
 
 async def test_a_server_that_says_nothing_is_unreachable() -> None:
@@ -188,13 +183,10 @@ async def test_a_request_under_way_fails_when_the_wire_breaks(nats_server: Embed
             await asked.wait()
             wire.cut()
 
-        started = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(cut())
             with pytest.raises(ConnectionLost):
-                await one.request(f"slow.{run_id}", b"", timeout_s=30)
-
-        assert time.monotonic() - started < 5
+                await one.request(f"slow.{run_id}", b"", timeout_s=2 * PATIENCE_S)
 
 
 async def test_a_request_waits_for_the_connection_to_come_back(tmp_path: Path) -> None:

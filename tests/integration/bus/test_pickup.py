@@ -14,13 +14,30 @@ from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
 from nexofork.errors import BusError
 from tests.support.nats import SMALL, AccountsServer, Proxy, a_request, connected, free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from nexofork.bus.connection import Bus
+
+SLOW_HEARTBEAT_S = 15.0
+"""The server allows no longer pull than four of these."""
+AT_ONCE_S = 30.0
+"""A pull with slow heartbeats that was lost is not noticed so soon by its silence."""
+
+
+@pytest.fixture
+async def pool_bus(pool_bus: Bus, pool: str) -> Bus:
+    """The shared server with a lease that outlasts every wait: what comes again was given back."""
+    await lease(pool_bus, pool, 10 * PATIENCE_S)
+    return pool_bus
+
+
+async def lease(bus: Bus, pool: str, lease_s: float) -> None:
+    """Set how long a request may be left alone."""
+    await provision(bus, pool=pool, lease_s=lease_s, max_bytes=SMALL)
 
 
 class Worker:
@@ -89,13 +106,12 @@ async def test_a_request_arrives_with_what_is_needed_to_claim_it(pool_bus: Bus, 
 
 async def test_a_request_that_comes_later_is_taken_at_once(pool_bus: Bus, pool: str) -> None:
     """A waiting pull takes what comes while it waits."""
-    async with Worker(pool_bus, pool).running() as worker:
+    async with Worker(pool_bus, pool, heartbeat_s=SLOW_HEARTBEAT_S).running() as worker:
         await eventually(lambda: worker.pickup._outstanding)
-        started = time.monotonic()
         await ask(pool_bus, pool, "late")
         await eventually(lambda: worker.seen)
 
-    assert time.monotonic() - started < 0.5
+        assert worker.pickup._pulls == 1
 
 
 async def test_no_more_is_taken_than_there_are_slots(pool_bus: Bus, pool: str) -> None:
@@ -140,35 +156,38 @@ async def test_two_daemons_share_the_queue(nats_server: EmbeddedServer, pool_bus
 
 async def test_what_is_not_renewed_is_delivered_again(pool_bus: Bus, pool: str) -> None:
     """After the lease of one second the request comes again, as the second attempt."""
+    await lease(pool_bus, pool, 1.0)
     await ask(pool_bus, pool, "r1")
 
     async with Worker(pool_bus, pool).running() as worker:
-        await eventually(lambda: len(worker.seen) == 2)
+        await eventually(lambda: len(worker.seen) >= 2)
 
-    assert [delivery.attempt for delivery in worker.seen] == [1, 2]
+    assert [delivery.attempt for delivery in worker.seen[:2]] == [1, 2]
     assert len({delivery.seq for delivery in worker.seen}) == 1
 
 
 async def test_what_is_renewed_stays_ours(pool_bus: Bus, pool: str) -> None:
     """Renewed for twice the lease, a request is not delivered again; left alone, it is."""
+    await lease(pool_bus, pool, 3.0)
     await ask(pool_bus, pool, "r1")
 
     async with Worker(pool_bus, pool).running() as worker:
         await eventually(lambda: worker.seen)
-        until = time.monotonic() + 2.2
+        until = time.monotonic() + 6.5
         while time.monotonic() < until:
             assert await worker.held[0].renew()
             await asyncio.sleep(0.3)
         assert len(worker.seen) == 1
-        await eventually(lambda: len(worker.seen) == 2)
+        await eventually(lambda: len(worker.seen) >= 2)
 
 
 async def test_a_renewal_without_a_server_is_not_confirmed(tmp_path: Path, pool: str) -> None:
     """When nobody confirms the lease, the holder is told so and not with an exception."""
-    async with EmbeddedServer(store_dir=tmp_path) as server, connected(server.url, request_timeout_s=0.2) as own:
-        await provision(own, pool=pool, max_bytes=SMALL)
-        await ask(own, pool, "r1")
-        async with Worker(own, pool).running() as worker:
+    async with EmbeddedServer(store_dir=tmp_path) as server:
+        async with connected(server.url) as patient:
+            await provision(patient, pool=pool, max_bytes=SMALL)
+            await ask(patient, pool, "r1")
+        async with connected(server.url, request_timeout_s=0.2) as own, Worker(own, pool).running() as worker:
             await eventually(lambda: worker.seen)
             server.server.kill()
 
@@ -181,15 +200,15 @@ async def test_what_is_given_back_goes_to_the_next_at_once(pool_bus: Bus, pool: 
 
     async with Worker(pool_bus, pool).running() as worker:
         await eventually(lambda: worker.seen)
-        started = time.monotonic()
         await worker.held[0].release()
         await eventually(lambda: len(worker.seen) == 2)
-        at_once = time.monotonic() - started
+        released = time.monotonic()
         await worker.held[1].release(0.4)
         await eventually(lambda: len(worker.seen) == 3)
-        delayed = time.monotonic() - started - at_once
+        delayed = time.monotonic() - released
 
-    assert at_once < 0.3 < delayed < 0.9
+    assert [delivery.attempt for delivery in worker.seen] == [1, 2, 3]
+    assert delayed >= 0.4
 
 
 async def test_what_is_terminated_never_comes_again(pool_bus: Bus, pool: str) -> None:
@@ -218,40 +237,39 @@ async def test_a_stopped_daemon_leaves_nothing_in_its_hands(pool_bus: Bus, pool:
 
     assert worker.late == 0
     async with Worker(pool_bus, pool, slots=100).running() as heir:
-        started = time.monotonic()
         await eventually(lambda: len({d.run_id for d in worker.held + heir.seen}) == 50)
-        assert time.monotonic() - started < 0.9  # the lease is one second
 
 
 async def test_requests_come_at_once_after_a_server_restart(tmp_path: Path, pool: str) -> None:
     """The pull that died with the server is replaced by the reconnect, with the store kept."""
     async with EmbeddedServer(port=free_port(), store_dir=tmp_path) as server, connected(server.url) as own:
         await provision(own, pool=pool, max_bytes=SMALL)
-        async with Worker(own, pool).running() as worker:
+        async with Worker(own, pool, heartbeat_s=SLOW_HEARTBEAT_S).running() as worker:
             await eventually(lambda: worker.pickup._outstanding)
             server.server.kill()
             server.server.spawn()
             await eventually(server.server.ready)
             async with connected(server.url) as other:
                 await ask(other, pool, "after")
-            started = time.monotonic()
-            await eventually(lambda: worker.seen)
+            await eventually(lambda: worker.seen, deadline_s=AT_ONCE_S)
 
-            assert time.monotonic() - started < 3  # a lost pull would come back after 20 s
             await worker.finish(worker.held[0])
 
 
 async def test_requests_come_at_once_after_a_cut_wire(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """A broken connection costs no more than the reconnect."""
-    async with Proxy(nats_server.url) as wire, connected(wire.url) as own, Worker(own, pool).running() as worker:
+    async with (
+        Proxy(nats_server.url) as wire,
+        connected(wire.url) as own,
+        Worker(own, pool, heartbeat_s=SLOW_HEARTBEAT_S).running() as worker,
+    ):
         await eventually(lambda: worker.pickup._outstanding)
         wire.cut()
         await eventually(lambda: own.reconnects == 1)
         await ask(pool_bus, pool, "after")
-        started = time.monotonic()
-        await eventually(lambda: worker.seen)
+        await eventually(lambda: worker.seen, deadline_s=AT_ONCE_S)
 
-        assert time.monotonic() - started < 1
+        assert [(delivery.run_id, delivery.attempt) for delivery in worker.seen] == [("after", 1)]
 
 
 async def test_silence_makes_a_new_pull(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
@@ -259,7 +277,7 @@ async def test_silence_makes_a_new_pull(nats_server: EmbeddedServer, pool_bus: B
     async with (
         Proxy(nats_server.url) as wire,
         connected(wire.url) as own,
-        Worker(own, pool, slots=2, heartbeat_s=0.2).running() as worker,
+        Worker(own, pool, slots=2, heartbeat_s=1.0).running() as worker,
     ):
         await eventually(lambda: worker.pickup._outstanding)
         wire.hold_answers()
@@ -339,11 +357,12 @@ async def test_a_pull_with_heartbeats_is_not_given_up(
     pool_bus: Bus, pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An idle daemon keeps its one pull for as long as the server shows that it is there."""
-    stop = asyncio.Event()
-    pickup = Pickup(pool_bus, pool=pool, free_slots=lambda: 1, deliver=lambda _: None, expires_s=30, heartbeat_s=0.1)
+    begun, stop = asyncio.get_running_loop().time(), asyncio.Event()
+    pickup = Pickup(pool_bus, pool=pool, free_slots=lambda: 1, deliver=lambda _: None, expires_s=60, heartbeat_s=1.0)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(pickup.run(stop))
-        await asyncio.sleep(1.0)  # four times as long as silence may last
+        await eventually(lambda: pickup._heard_at > begun + 5.0)  # twice as long as silence may last
         stop.set()
 
+    assert pickup._pulls == 1
     assert "fell silent" not in caplog.text
