@@ -54,6 +54,9 @@ __all__ = [
     "restartable",
 ]
 
+LEASE_S = 3.0
+"""Longer than a busy machine stalls a daemon, so that only one that a test ended loses its runs."""
+
 
 class RestartableServer:
     """A server that comes back on the same port with the same store."""
@@ -116,7 +119,7 @@ class Fleet:
     folder: Path
     agent: Parent
     """The agent that forks."""
-    lease_s: float = 1.0
+    lease_s: float = LEASE_S
     seeds: dict[str, Path] = field(default_factory=dict)
     """By role, where the server has accounts."""
     processes: list[Process] = field(default_factory=list)
@@ -281,7 +284,7 @@ async def open_fleet(
     sim: Simulator,
     nursery: Nursery,
     folder: Path,
-    lease_s: float = 1.0,
+    lease_s: float = LEASE_S,
     pool: str | None = None,
     seeds: dict[str, Path] | None = None,
     max_bytes: int = SMALL,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +37,30 @@ async def working(fleet: Fleet, *commands: str, **more: Any) -> ForkParams:
     turns = [{"tools": [call(command=command)]} for command in commands]
     more.setdefault("permissions", BUBBLE)
     return await fleet.params(says("Work.", *turns, DONE), **more)
+
+
+async def asking(fleet: Fleet, policy: PermissionPolicy) -> wire.Requested:
+    """The request of a fork that asks, to put on a log by hand."""
+    snapshot = await fleet.snapshot()
+    return wire.Requested(
+        snapshot=wire.Payload(text=snapshot.body.decode()),
+        headers=dict(snapshot.headers),
+        directive="Work.",
+        permissions=policy,
+    )
+
+
+def permission_asked(call_id: str, *, deadline_s: float) -> wire.Asked:
+    """What a daemon wrote about a command of a run's first turn before it was lost."""
+    return wire.Asked(
+        epoch=1,
+        ask_id=ask_id_of("permission", 1, call_id),
+        what="permission",
+        payload=wire.Payload(text="{}"),
+        deadline_s=deadline_s,
+        call_id=call_id,
+        name="Bash",
+    )
 
 
 async def asked(handle: ForkHandle) -> ForkAsked:
@@ -118,7 +141,7 @@ async def test_an_answer_that_came_while_nobody_had_the_run_is_honoured_once(fle
 
 
 async def test_whoever_takes_over_asks_again_with_what_is_left_of_the_deadline(fleet: Fleet, tmp_path: Path) -> None:
-    """The same question, less time; the callback that thinks about it is not called twice, and then nobody answered."""
+    """The same question, less time; the callback that thinks about it is not called twice."""
     lost = await fleet.daemon("lost")
     called = []
 
@@ -128,51 +151,63 @@ async def test_whoever_takes_over_asks_again_with_what_is_left_of_the_deadline(f
         raise AssertionError("unreachable")
 
     params = await working(
-        fleet, f"touch {tmp_path}/x", permissions=Permissions(mode="bubble", deadline_s=4.0), on_permission=think
+        fleet, f"touch {tmp_path}/x", permissions=Permissions(mode="bubble", deadline_s=600.0), on_permission=think
     )
     async with fleet.connect() as forks:
         handle = await forks.fork(params)
         first = await until_asked(fleet, handle, 1)
-        began = time.monotonic()
         await lost.kill()
         await fleet.daemon("heir")
         second = await until_asked(fleet, handle, 2)
+        await handle.answer(second.ask_id, False, note="too late")
         result = await handle.result()
-        took = time.monotonic() - began
 
     assert (result.status, result.daemon) == (ForkStatus.COMPLETED, "heir")
-    assert (first.ask_id, first.deadline_s) == (second.ask_id, 4.0)
-    assert second.deadline_s < 3.9
-    assert 3.5 < took < 7.5
+    assert (first.ask_id, first.deadline_s) == (second.ask_id, 600.0)
+    assert second.deadline_s < 599.9
     assert called == [first.ask_id]
-    assert "nobody answered within 4 s" in results_in(fleet.sim, 2)[0]["content"]
+    assert "permission was denied: too late" in results_in(fleet.sim, 2)[0]["content"]
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.breaks_prefix("its first turn is on the log alone and was never sent")
+async def test_a_deadline_counts_from_the_first_question_whoever_asked_it(fleet: Fleet, tmp_path: Path) -> None:
+    """Whether or not some of it is left for the daemon that takes over: nobody answered within the whole of it."""
+    run_id, target = wire.new_run_id(), tmp_path / "x"
+    touch = {"type": "tool_use", "id": "toolu_x", "name": "Bash", "input": {"command": f"touch {target}"}}
+    seq = await fleet.log(run_id).request(await asking(fleet, PermissionPolicy(mode="bubble", deadline_s=1.0)))
+    for report in (
+        wire.Claimed(epoch=1, daemon=wire.Daemon(name="lost")),
+        wire.Turn(epoch=1, turn=1, content=wire.Payload(text=json.dumps([touch])), stop_reason="tool_use"),
+        permission_asked("toolu_x", deadline_s=1.0),
+    ):
+        seq = await fleet.log(run_id).append(report, after=seq)
+
+    await fleet.daemon("heir")
+    await fleet.until_logged(run_id, lambda report: isinstance(report, wire.Final))
+
+    (decided,) = [report for report in await fleet.reports(run_id) if isinstance(report, wire.Permitted)]
+    assert (decided.epoch, decided.allowed, decided.how) == (2, False, "deadline")
+    assert "nobody answered within 1 s" in results_in(fleet.sim, 1)[0]["content"]
+    assert not target.exists()
 
 
 @pytest.mark.breaks_prefix("its first turn is on the log alone and was never sent")
 async def test_what_was_decided_is_not_asked_again(fleet: Fleet, tmp_path: Path) -> None:
     """A daemon that was lost between the decision and the call: the next one goes by what the log says."""
-    run_id, snapshot = wire.new_run_id(), await fleet.snapshot()
+    run_id = wire.new_run_id()
     log = fleet.log(run_id)
     calls = [
         {"type": "tool_use", "id": f"toolu_{name}", "name": "Bash", "input": {"command": f"touch {tmp_path}/{name}"}}
         for name in "ab"
     ]
-    seq = await log.request(
-        wire.Requested(
-            snapshot=wire.Payload(text=snapshot.body.decode()),
-            headers=dict(snapshot.headers),
-            directive="Work.",
-            permissions=PermissionPolicy(mode="bubble"),
-        )
-    )
+    seq = await log.request(await asking(fleet, PermissionPolicy(mode="bubble")))
     lost: list[Any] = [wire.Claimed(epoch=1, daemon=wire.Daemon(name="lost"))]
     lost.append(wire.Turn(epoch=1, turn=1, content=wire.Payload(text=json.dumps(calls)), stop_reason="tool_use"))
     for call_id, allowed in (("toolu_a", True), ("toolu_b", False)):
-        ask_id = ask_id_of("permission", 1, call_id)
-        question: dict[str, Any] = {"what": "permission", "payload": wire.Payload(text="{}"), "deadline_s": 300.0}
-        lost.append(wire.Asked(epoch=1, ask_id=ask_id, call_id=call_id, name="Bash", **question))
-        lost.append(wire.Permitted(epoch=1, ask_id=ask_id, call_id=call_id, name="Bash", allowed=allowed))
+        question = permission_asked(call_id, deadline_s=300.0)
+        lost.append(question)
+        lost.append(wire.Permitted(epoch=1, ask_id=question.ask_id, call_id=call_id, name="Bash", allowed=allowed))
     for report in lost:
         seq = await log.append(report, after=seq)
 
@@ -320,14 +355,13 @@ async def test_an_abort_ends_a_run_that_asks(fleet: Fleet, tmp_path: Path) -> No
     async with fleet.connect() as forks:
         handle = await forks.fork(await working(fleet, f"touch {tmp_path}/x"))
         question = await asked(handle)
-        began = time.monotonic()
         await handle.abort("enough")
-        result = await handle.result()
-        took = time.monotonic() - began
+        async with asyncio.timeout(PATIENCE_S):  # the deadline is minutes away
+            result = await handle.result()
         with pytest.raises((ForkRefused, BusError), match="is over"):
             await handle.answer(question.ask_id, True)
 
-    assert (result.status, took < 5) == (ForkStatus.ABORTED, True)
+    assert result.status is ForkStatus.ABORTED
     assert not any(isinstance(report, wire.ToolStarted) for report in await fleet.reports(handle.run_id))
 
 
