@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexofork.bus.failures import ServerFailed
+from nexofork.errors import BadSettings, SettingProblem
 from nexofork.wire.streams import DOMAIN
 
 if TYPE_CHECKING:
@@ -174,7 +175,10 @@ class ServerProcess:
 
 
 class EmbeddedServer:
-    """A context, plain or async, in which a server runs; with the same store it continues where it stopped."""
+    """A context, plain or async, in which a server runs; with the same store it continues where it stopped.
+
+    Entering raises `BadSettings` where the store cannot be written, `ServerFailed` where the server does not start.
+    """
 
     def __init__(
         self, *, port: int = 0, store_dir: Path | None = None, host: str = "127.0.0.1", sync_always: bool = False
@@ -262,10 +266,13 @@ class EmbeddedServer:
             self._abandon()
 
     def _begin(self) -> None:
-        self.store_dir.mkdir(parents=True, exist_ok=True)
-        # Two servers on one store would destroy it. The server inherits the lock, so it holds for as long as it runs.
-        self._lock = (self.store_dir / "nexofork.lock").open("wb")
         try:
+            self.store_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.store_dir / "nexofork.lock").open("wb")
+        except OSError as exc:
+            raise _not_writable(self.store_dir, exc) from exc
+        try:
+            # Two servers on one store would destroy it. The server inherits the lock, so it holds while it runs.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             self._lock.close()
@@ -297,3 +304,10 @@ class EmbeddedServer:
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
+
+
+def _not_writable(folder: Path, error: OSError) -> BadSettings:
+    """What the caller chose is wrong, not the server: nothing was started."""
+    fix = "Give another folder, or make this one writable."
+    said = f"cannot be written: {error.strerror}"
+    return BadSettings([SettingProblem(where=f"The store {folder}", said=said, fix=fix)])

@@ -15,6 +15,7 @@ from nexofork.bus.embedded import EmbeddedServer
 from nexofork.bus.failures import ServerFailed
 from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
+from nexofork.errors import BadSettings
 from tests.support.nats import a_request, connected
 from tests.support.waiting import eventually
 
@@ -65,6 +66,17 @@ def test_the_server_can_be_owned_without_an_event_loop() -> None:
         assert alive(pid)
 
     assert not alive(pid)
+
+
+@pytest.mark.parametrize("place", ["file/store", "/proc/store"])
+async def test_a_store_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+    """Below a file, or where nobody can write: the error names the folder and what to do."""
+    (tmp_path / "file").touch()
+    store = tmp_path / place
+
+    with pytest.raises(BadSettings, match=rf"{store} cannot be written: .*[Gg]ive another folder"):
+        async with EmbeddedServer(store_dir=store):
+            pass
 
 
 async def test_the_server_dies_with_an_owner_that_is_killed() -> None:

@@ -93,6 +93,15 @@ def test_serve_on_a_taken_port_says_so(world: World) -> None:
     assert "address already in use" in done.stderr
 
 
+def test_serve_with_a_store_that_cannot_be_written_says_so(world: World) -> None:
+    """One line about the folder, and the exit code of bad input."""
+    done = world.run("serve", "--port", "0", "--store", world.request / "store")
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert f"{world.request}/store cannot be written" in done.stderr
+
+
 def test_provision_says_what_is_in_force(own_pool: World) -> None:
     """A given lease is set, and stays when none is given."""
     at = ["--pool", own_pool.pool, "--json"]
