@@ -18,6 +18,7 @@ import httpx2
 from nexofork import DefaultForkSubagent, ForkStatus
 from tests.support.conversation import says
 from tests.support.parents import Parent, fork, open_llm
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,7 +57,12 @@ async def simulator_process() -> AsyncIterator[str]:
 
 async def test_200_running_forks_hold_one_copy_of_a_450_kb_snapshot() -> None:
     """With every request under way, the memory added per fork is a fraction of the snapshot."""
-    async with simulator_process() as url, Parent(url) as parent, open_llm(url) as llm, httpx2.AsyncClient() as http:
+    async with (
+        simulator_process() as url,
+        Parent(url) as parent,
+        open_llm(url) as llm,
+        httpx2.AsyncClient(timeout=PATIENCE_S) as http,
+    ):
         snapshot = await parent.ask(tokens=SNAPSHOT_BYTES // 4)
         assert len(snapshot.body) >= SNAPSHOT_BYTES
         async with DefaultForkSubagent() as forks:
@@ -80,7 +86,7 @@ async def test_200_running_forks_hold_one_copy_of_a_450_kb_snapshot() -> None:
 
 async def _received(http: httpx2.AsyncClient, url: str, requests: int) -> None:
     """Return when another process's simulator has all requests; it announces nothing, so it is asked."""
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             health = json.loads((await http.get(f"{url}/_sim/health")).content)
             if health["requests"] >= requests:

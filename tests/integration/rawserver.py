@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.support.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -108,6 +110,6 @@ async def raw_server(*answers: bytes, held: bool = False, keep_bodies: bool = Tr
         server.close()
         # The handlers end when their sockets do; whoever used the server has closed its client by now.
         state.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while tasks:
                 await asyncio.wait(tasks)

@@ -36,6 +36,7 @@ from nexofork.providers.provider import (
 from nexofork.providers.retry import RetryPolicy
 from nexofork.simulator import Simulator, SimulatorConfig
 from tests.integration.rawserver import plain_response, raw_server
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -470,7 +471,7 @@ async def test_cancelling_the_task_closes_the_socket(make: MakeProvider) -> None
             await started.wait()
             reader.cancel()
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await sim.closed_early(1)
         assert reader.cancelled()
         assert sim.request_count == 1
@@ -485,7 +486,7 @@ async def test_cancelling_before_the_response_closes_the_socket(make: MakeProvid
             await sim.received(1)
             reader.cancel()
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await sim.closed_early(1)
 
 
@@ -497,7 +498,7 @@ async def test_closing_the_iterator_closes_the_socket(make: MakeProvider) -> Non
             first = await anext(events)
 
         assert isinstance(first, MessageStarted)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await sim.closed_early(1)
 
 

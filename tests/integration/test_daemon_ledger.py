@@ -69,7 +69,7 @@ async def test_a_call_is_stored_soon_though_nobody_waits(restartable: Restartabl
         await provision(bus)
         async with writing(bus) as ledger:
             ledger.of_run(CallOwner(run_id="r")).book(a_call())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while not await read_ledger(bus):
                     pass
 
@@ -116,7 +116,7 @@ async def test_no_run_waits_for_a_ledger_that_takes_nothing(
     """Without a stream it is said once, runs go on, and the calls are there once there is one."""
     async with connected(restartable.url) as bus:
         with caplog.at_level(logging.WARNING, "nexofork_daemon"):
-            async with writing(bus) as ledger, asyncio.timeout(5):
+            async with writing(bus) as ledger, asyncio.timeout(PATIENCE_S):
                 for number in range(5):
                     run = ledger.of_run(CallOwner(run_id=f"r{number}"))
                     run.book(a_call())

@@ -19,7 +19,7 @@ from nexofork.engine.dispatch import ToolCall
 from nexofork.engine.tools.mcp import McpServers
 from nexofork.engine.tools.mcp_config import ServerSpec
 from tests.support.fleet import lines_in
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,7 +89,7 @@ async def test_a_program_is_started_when_it_is_needed_and_ends_with_the_daemon(t
 @pytest.mark.parametrize("kind", ["program", "address"])
 async def test_calls_results_and_errors(kind: str) -> None:
     """What works and what does not, by the full name and by the plain one; what only reads is known to."""
-    async with asyncio.timeout(30), _server(kind) as spec, McpServers([spec]) as servers:
+    async with asyncio.timeout(PATIENCE_S), _server(kind) as spec, McpServers([spec]) as servers:
         tools = await servers.tools(["add"])
 
         assert "mcp__probe__add" in tools.names()

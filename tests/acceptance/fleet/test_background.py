@@ -20,7 +20,7 @@ from nexofork.engine.events import (
 )
 from tests.support.conversation import call, says
 from tests.support.fleet import asked
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -65,7 +65,7 @@ async def test_a_wait_moves_to_the_background_by_itself_when_enabled(fleet: Flee
     async with fleet.connect(auto_background_s=0.3) as forks:
         params = replace(await fleet.params(says("birch", *TURNS)), mode=DelegateMode.SYNC)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             handle = await forks.fork(params)
         before = handle.status
         fleet.sim.release("first")

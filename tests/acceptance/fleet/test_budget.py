@@ -63,7 +63,7 @@ async def test_twenty_children_on_three_hosts_share_what_suffices_for_half(fleet
     await short_answers(fleet)
     await fleet.daemons(3, slots=8)
     budget = Budget(usd=0.08)
-    async with fleet.connect() as forks, asyncio.timeout(45):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         params = await fleet.params("", group_budget=budget)
         directives = [says(f"Part {number}.", STEP, DONE) for number in range(20)]
         handles = await forks.fork_each(params, directives, group="half")
@@ -87,7 +87,7 @@ async def test_a_cold_fan_out_stays_within_although_writes_cost_more(fleet: Flee
     fleet.captured = CacheSafeParams.from_parent_request(json.dumps(request(max_tokens=200, tokens=20_000)).encode())
     await fleet.daemons(3, slots=8)
     budget = Budget(usd=0.45)
-    async with fleet.connect() as forks, asyncio.timeout(60):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         params = await fleet.params("", group_budget=budget)
         directives = [says(f"Part {number}.", STEP, DONE) for number in range(20)]
         handles = await forks.fork_each(params, directives, group="cold")
@@ -105,7 +105,7 @@ async def test_a_daemon_that_ends_leaves_nothing_open(fleet: Fleet, end: signal.
     await short_answers(fleet)
     doomed = await fleet.daemon("doomed", slots=4)
     limit = 60_000
-    async with fleet.connect() as forks, asyncio.timeout(45):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         params = await fleet.params("", group_budget=Budget(tokens=limit), warm_up="all_at_once")
         held = says("Held.", {**STEP, "hold": "never"}, DONE)
         lost = await forks.fork_each(params, [held.replace("Held", f"Held {number}") for number in range(3)], group="g")
@@ -128,7 +128,7 @@ async def test_a_child_ends_before_the_call_that_would_pass_its_own_budget(fleet
     """Also after it was taken over: what earlier daemons spent, or may have, counts."""
     await short_answers(fleet)
     first = await fleet.daemon("first")
-    async with fleet.connect() as forks, asyncio.timeout(45):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         turns = [STEP, {**STEP, "hold": "never"}, *(6 * [STEP])]
         params = await fleet.params(says("many turns", *turns), budget=Budget(tokens=30_000))
         handle = await forks.fork(params)
@@ -161,7 +161,7 @@ async def test_an_aborted_wait_for_money_leaves_nothing_open(fleet: Fleet) -> No
     """A child that waits for a sibling's money can be aborted, and timed out, like any other."""
     await short_answers(fleet)
     await fleet.daemon()
-    async with fleet.connect() as forks, asyncio.timeout(30):
+    async with fleet.connect() as forks, asyncio.timeout(PATIENCE_S):
         params = await fleet.params("", group_budget=Budget(tokens=8_000), warm_up="all_at_once")
         first = await forks.fork(params.with_directive(says("first", {**DONE, "hold": "go"})), group="g")
         await fleet.sim.received(2)

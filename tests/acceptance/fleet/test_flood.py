@@ -18,6 +18,7 @@ from nexofork.errors import BadMessage
 from nexofork.wire.messages import Final, decode_event, decode_report
 from nexofork.wire.streams import CONSUMER, log_stream
 from tests.support.conversation import says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +162,7 @@ async def test_a_flood_of_hostile_messages_changes_nothing(fleet: Fleet) -> None
         await fleet.sim.begun(2)
 
         poisoned = await flood(fleet, handle.run_id)
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(PATIENCE_S):
             while await queued(fleet) > 1:  # noqa: ASYNC110 - what remains is the run that is under way
                 await asyncio.sleep(0.1)
         fleet.sim.release("held")

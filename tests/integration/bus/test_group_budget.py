@@ -77,7 +77,7 @@ async def test_a_hundred_calls_from_five_hosts_lose_nothing(
         budget.settle(key, Amount(tokens=costs[key]))
         await budget.flushed()
 
-    async with holders(nats_server.url, 5, pool=pool) as hosts, asyncio.timeout(15):
+    async with holders(nats_server.url, 5, pool=pool) as hosts, asyncio.timeout(PATIENCE_S):
         async with asyncio.TaskGroup() as tasks:
             for number, key in enumerate(costs):
                 tasks.create_task(call(hosts[number % 5].of_group("g", limit), key))
@@ -133,7 +133,7 @@ async def test_three_servers_keep_one_account(cluster: Cluster) -> None:
 
     async with connected(cluster.urls[0]) as bus:
         await provision(bus, max_bytes=SMALL)
-        async with holders(",".join(cluster.urls), 3) as hosts, asyncio.timeout(30):
+        async with holders(",".join(cluster.urls), 3) as hosts, asyncio.timeout(PATIENCE_S):
             async with asyncio.TaskGroup() as tasks:
                 budgets = [host.of_group("replicated", limit) for host in hosts]
                 calls = [tasks.create_task(call(budgets[number % 3], f"r{number}.1.1")) for number in range(45)]
@@ -150,7 +150,7 @@ async def test_three_servers_keep_one_account(cluster: Cluster) -> None:
 async def test_a_call_waits_for_one_on_another_host(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """It goes when that has cost less than was set aside."""
     limit = BudgetLimit(tokens=100)
-    async with holders(nats_server.url, 2, pool=pool) as (here, there), asyncio.timeout(10):
+    async with holders(nats_server.url, 2, pool=pool) as (here, there), asyncio.timeout(PATIENCE_S):
         mine, theirs = here.of_group("g", limit), there.of_group("g", limit)
         await theirs.reserve("r1.1.1", of(80))
         async with asyncio.TaskGroup() as tasks:
@@ -167,7 +167,7 @@ async def test_a_wait_for_calls_that_never_end_has_an_end(
 ) -> None:
     """The error says that the rest is set aside, not spent."""
     limit = BudgetLimit(tokens=100)
-    async with holders(nats_server.url, 2, pool=pool, wait_s=0.5) as (here, there), asyncio.timeout(10):
+    async with holders(nats_server.url, 2, pool=pool, wait_s=0.5) as (here, there), asyncio.timeout(PATIENCE_S):
         await there.of_group("g", limit).reserve("r1.1.1", of(80))
         with pytest.raises(OverBudget, match="80 tokens set aside for calls that did not end"):
             await here.of_group("g", limit).reserve("r2.1.1", of(60))
@@ -175,7 +175,7 @@ async def test_a_wait_for_calls_that_never_end_has_an_end(
 
 async def test_the_first_limit_stands(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """Who comes later with another one does not change it."""
-    async with holders(nats_server.url, 2, pool=pool) as (here, there), asyncio.timeout(10):
+    async with holders(nats_server.url, 2, pool=pool) as (here, there), asyncio.timeout(PATIENCE_S):
         await here.of_group("g", BudgetLimit(tokens=100)).reserve("r1.1.1", of(50))
 
         with pytest.raises(OverBudget) as caught:
@@ -199,7 +199,7 @@ async def test_a_limit_that_nothing_fits_stands_too(nats_server: EmbeddedServer,
 async def test_a_cancelled_wait_leaves_nothing_behind(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """Whether it was waiting, on its way or just granted."""
     limit = BudgetLimit(tokens=100_000)
-    async with holders(nats_server.url, 2, pool=pool) as hosts, asyncio.timeout(15):
+    async with holders(nats_server.url, 2, pool=pool) as hosts, asyncio.timeout(PATIENCE_S):
         budgets = [host.of_group("g", limit) for host in hosts]
         async with asyncio.TaskGroup() as tasks:
             for number in range(40):
@@ -217,7 +217,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(nats_server: EmbeddedServe
 async def test_what_a_lost_daemon_left_open_is_booked(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """At what is known of it: the bill, all that was set aside, or nothing where the call was never sent."""
     limit = BudgetLimit(tokens=1_000)
-    async with holders(nats_server.url, 2, pool=pool) as (lost, next_), asyncio.timeout(10):
+    async with holders(nats_server.url, 2, pool=pool) as (lost, next_), asyncio.timeout(PATIENCE_S):
         theirs, ours = lost.of_group("g", limit), next_.of_group("g", limit)
         for key in ("r1.1.1", "r1.2.1", "r1.2.2", "r1.3.1", "r10.1.1"):
             await theirs.reserve(key, of(100))
@@ -236,7 +236,7 @@ async def test_what_a_lost_daemon_left_open_is_booked(nats_server: EmbeddedServe
 async def test_a_write_whose_answer_is_lost_counts_once(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """No call goes before its amount is confirmed; after the outage everything is booked, and booked once."""
     limit = BudgetLimit(tokens=1_000)
-    async with Proxy(nats_server.url) as wire, holders(wire.url, 1, pool=pool) as (host,), asyncio.timeout(40):
+    async with Proxy(nats_server.url) as wire, holders(wire.url, 1, pool=pool) as (host,), asyncio.timeout(PATIENCE_S):
         budget = host.of_group("g", limit)
         await budget.reserve("r1.1.1", of(100))
         wire.hold_answers()
@@ -257,7 +257,7 @@ async def test_an_account_that_takes_no_more_changes_fails_the_call(
     """A subject of the log has room for so many messages; nobody hangs, and no call goes that is not booked."""
     info = await call_api(pool_bus, f"STREAM.INFO.{log_stream(pool)}")
     await call_api(pool_bus, f"STREAM.UPDATE.{log_stream(pool)}", {**info["config"], "max_msgs_per_subject": 2})
-    async with holders(nats_server.url, 1, pool=pool) as (host,), asyncio.timeout(10):
+    async with holders(nats_server.url, 1, pool=pool) as (host,), asyncio.timeout(PATIENCE_S):
         budget = host.of_group("g", BudgetLimit(tokens=1_000))
         for number in (1, 2):
             await budget.reserve(f"r{number}.1.1", of(1))
@@ -271,7 +271,7 @@ async def test_daemons_may_keep_accounts_and_parents_may_not(accounts_server: Ac
     """The permissions that daemons have for reports are all it takes; a parent cannot give itself money."""
     async with connected(accounts_server.url, seed=accounts_server.seeds["daemon"]) as daemon:
         budgets = GroupBudgets(daemon)
-        async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
             writer = tasks.create_task(budgets.run())
             budget = budgets.of_group("allowed", BudgetLimit(tokens=100))
             await budget.reserve("r1.1.1", of(60))
@@ -290,7 +290,7 @@ async def test_an_account_that_cannot_be_read_fails_the_call(
     """With a clear error, at once, and other groups go on."""
     await store(pool_bus, reports(budget_run_id("bad"), pool), b"garbage")
     limit = BudgetLimit(tokens=1_000)
-    async with holders(nats_server.url, 1, pool=pool) as (host,), asyncio.timeout(10):
+    async with holders(nats_server.url, 1, pool=pool) as (host,), asyncio.timeout(PATIENCE_S):
         with pytest.raises(BusError, match="budget of group 'bad' cannot be used: it cannot be read"):
             await host.of_group("bad", limit).reserve("r1.1.1", of(1))
         assert await host.of_group("good", limit).reserve("r1.1.1", of(1)) == Amount(tokens=1)

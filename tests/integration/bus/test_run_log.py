@@ -194,7 +194,7 @@ async def test_a_completed_end_does_not_go_behind_an_abort(log: RunLog) -> None:
 
 async def test_an_abort_gets_in_between_busy_writers(nats_server: EmbeddedServer, bus: Bus, run_id: str) -> None:
     """While a daemon reports as fast as it can, the abort lands, and no report follows it."""
-    log = RunLog(bus, run_id)
+    log, begun = RunLog(bus, run_id), asyncio.Event()
     seq = await log.append(a_claim(), after=await log.request(a_request()))
 
     async def report() -> int:
@@ -205,11 +205,12 @@ async def test_an_abort_gets_in_between_busy_writers(nats_server: EmbeddedServer
                     tip = await mine.append(a_turn(number), after=tip)
                 except RunAborted:
                     return number
+                begun.set()
         raise AssertionError("the abort never came")
 
     async with asyncio.TaskGroup() as tasks:
         busy = tasks.create_task(report())
-        await asyncio.sleep(0.05)
+        await begun.wait()
         outcome = await log.abort(AbortEvent(note="stop"))
 
     assert outcome.how == "logged"

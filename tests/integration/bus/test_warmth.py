@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from nexofork.wire.subjects import warm
 from tests.support.decisions import LEADER_FIRST
 from tests.support.fleet import RestartableServer, restartable
 from tests.support.nats import AccountsServer, connected
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["restartable"]
 
-PATIENCE_S = 60.0
 LIMIT_S = 20.0
 
 
@@ -59,7 +60,7 @@ async def state_of(bus: Bus, key: str) -> Warming:
 
 async def until_state(bus: Bus, key: str, state: str) -> None:
     """Return when the stream says so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await state_of(bus, key)).state != state:  # noqa: ASYNC110 - the stream is asked, it does not tell
             await asyncio.sleep(0.01)
 
@@ -146,10 +147,10 @@ async def test_who_waits_for_a_leader_here_hears_of_one_elsewhere(nats_server: E
     """Two lead beside each other: the first byte of either starts everybody."""
     key = secrets.token_hex(8)
     async with boards(nats_server, 2) as (here, elsewhere):
-        warmth = Warmth(board=here)
-        assert (await warmth.enter(key, LEADER_FIRST)).role == "leader"
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(warmth.enter(key, LEADER_FIRST))
+        warmth, slow = Warmth(board=here, wait_s=10 * PATIENCE_S), replace(LEADER_FIRST, first_byte_s=10 * PATIENCE_S)
+        assert (await warmth.enter(key, slow)).role == "leader"
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(warmth.enter(key, slow))
             await asyncio.sleep(0)
             elsewhere.warm(key, for_s=300.0, ttl_s=300.0)
 
@@ -158,10 +159,10 @@ async def test_who_waits_for_a_leader_here_hears_of_one_elsewhere(nats_server: E
 
 async def test_a_limit_holds_although_nats_is_away(restartable: RestartableServer) -> None:
     """Nobody waits for an answer about the cache longer than for the cache."""
-    async with connected(restartable.url) as bus:
+    async with connected(restartable.url, request_timeout_s=10 * PATIENCE_S) as bus:
         board = FleetWarmth(bus, by="d1")  # it has not asked the server for its time yet
         restartable.down()
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(PATIENCE_S):
             standing = await ask(board, "prefix", limit_s=0.5)
 
     assert standing.warm_s is None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.integration.cli.conftest import objects
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.integration.cli.conftest import World
@@ -112,7 +113,7 @@ def test_a_daemon_takes_new_slots_at_sighup(own_pool: World, tmp_path: Path) -> 
         while _slots(own_pool) != [5]:  # presence is said now and then
             assert time.monotonic() < give_up
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def _slots(world: World) -> list[int]:

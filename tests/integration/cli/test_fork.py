@@ -298,7 +298,7 @@ def test_a_reader_that_leaves_is_not_complained_about(world: World) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert process.wait(20) == 1
+        assert process.wait(PATIENCE_S) == 1
         told = process.stderr.read()
     assert "Traceback" not in told
     assert "rror" not in told
@@ -318,7 +318,7 @@ def _on_a_terminal(world: World, arguments: list[str], environment: dict[str, st
         except OSError:  # how a terminal says that nobody is left on the other side
             pass
         os.close(ours)
-        assert process.wait(20) == 0, shown
+        assert process.wait(PATIENCE_S) == 0, shown
     return shown.decode()
 
 

@@ -17,6 +17,7 @@ from nexofork.bus.run_log import RunLog
 from nexofork.wire.messages import Asked, Claimed, Daemon, Payload, Presence, Requested
 from tests.integration.cli.conftest import objects, until
 from tests.support.conversation import call, says
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.integration.cli.conftest import World
@@ -167,7 +168,7 @@ def test_logs_follow_a_run_to_its_end(world: World) -> None:
         seen = until(process, "tool_started")
         world.ask("abort", run_id, "--note", "enough")
         seen += until(process, "final")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
     assert [entry["event"] for entry in seen][-2:] == ["abort", "final"]
     assert len({entry["seq"] for entry in seen}) == len(seen)
@@ -196,7 +197,7 @@ def test_ctrl_c_stops_the_watching_not_the_run(world: World) -> None:
     with world.start("attach", run_id, "--json") as process:
         until(process, "tool_started")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(PATIENCE_S) == 130
 
     assert listed(world)[run_id]["status"] == "running"
     assert "aborted" in world.ask("abort", run_id).stdout

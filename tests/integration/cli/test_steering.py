@@ -56,7 +56,7 @@ def test_a_message_that_is_waited_for_says_what_became_of_it(world: World, tmp_p
         for run_id in (read, ends):
             _until_posted(world, run_id)
         door.touch()
-        codes = [first.wait(20), second.wait(20)]
+        codes = [first.wait(PATIENCE_S), second.wait(PATIENCE_S)]
         said = first.stdout.read() if first.stdout else ""
 
     assert codes == [0, 1]

@@ -120,7 +120,7 @@ def test_programs_get_an_object_for_each_change(own_pool: World) -> None:
             daemon.send_signal(signal.SIGTERM)
             until(process, "daemon_gone")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
     assert [(run["run_id"], run["status"]) for run in state["runs"]] == [(first, "queued")]
     assert state["totals"].items() >= {"queued": 1, "running": 0, "ended": 0, "daemons": 0, "cost_usd": None}.items()
@@ -144,6 +144,6 @@ def test_a_parent_sees_what_the_feed_does_not_show_it(world: World, accounts_ser
         while (seen := until(process, "run")[-1])["last"] != "final":
             pass
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
     assert (seen["run_id"], seen["status"], seen["turns"]) == (run["run_id"], "completed", 2)
