@@ -105,6 +105,9 @@ def run_command(
             stream.reconfigure(errors="backslashreplace")  # a character the terminal lacks must not end a command
     try:
         code = command(arguments, prog_name=name, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as exc:
+        click.echo(exc.format_message())  # click calls it an error; whoever gave nothing wants to know what there is
+        return 0
     except click.UsageError as exc:
         where = f" See `{exc.ctx.command_path} --help`." if exc.ctx else ""
         if isinstance(exc, click.NoSuchOption) and exc.ctx is not None and exc.ctx.command is root:

@@ -35,6 +35,16 @@ def test_every_command_explains_itself(name: str, capfd: pytest.CaptureFixture[s
     assert f"{name} [OPTIONS]" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], ["auth"], ["config"], ["sidecar"]])
+def test_a_group_alone_shows_its_help(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """As `--help` does, and not as an error."""
+    assert run_command(arguments=[*words, "--help"], name="nexofork") == 0
+    wanted = capfd.readouterr()
+
+    assert run_command(arguments=words, name="nexofork") == 0
+    assert capfd.readouterr() == wanted
+
+
 def test_the_daemon_explains_itself() -> None:
     """The command becomes the daemon, whose own help it is."""
     shown = subprocess.run([str(NEXOFORK), "daemon", "--help"], capture_output=True, text=True, check=True, timeout=30)
