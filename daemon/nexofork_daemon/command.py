@@ -1,8 +1,8 @@
 """``nexoforkd``: read the settings, connect, serve until told to stop.
 
 The first SIGTERM or SIGINT drains: no new work, running forks finish within their limit. The second does not wait for
-that. SIGHUP reads the settings again. A connection that is lost later is restored for ever; only one that never was
-ends the daemon.
+that. SIGHUP reads the settings again. A connection that is lost later is restored for ever; only one that never was,
+and a server that does not let this daemon in any more, end it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from nexofork.config.reading import Settings
 
 __all__ = ["main"]
+
+_DENIED_S = 30.0
+"""How long NATS may refuse a running daemon before it ends: longer than a server takes to be configured anew."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,6 +125,7 @@ def _bus_settings(read: Settings) -> BusSettings:
         nkey_seed=read["nats.nkey_file"],
         ca=read["nats.ca_file"],
         name=f"nexoforkd {read['daemon.name']}",
+        denied_s=_DENIED_S,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nexofork import __version__
 from nexofork.bus.blobs import BlobStore
+from nexofork.bus.failures import BusDenied
 from nexofork.bus.peers import Peers
 from nexofork.bus.pickup import Pickup
 from nexofork.bus.presence import PresenceBoard
@@ -78,6 +79,7 @@ async def run_daemon(
         watch: Told how busy the daemon is, and kept told that its loop turns.
 
     Raises:
+        BusDenied: NATS does not let this daemon in any more.
         BusError: The streams are not there and may not be made, or the consumer was deleted.
     """
     settings = replace(settings, lease_s=await _lease_s(bus, settings))
@@ -164,6 +166,8 @@ class _Service:
             except BusError as exc:
                 problem = exc  # raised inside, the group would wrap it
                 self._stop.set()
+                if isinstance(exc, BusDenied):
+                    self._hurry.set()  # what runs here cannot report any more
             metrics.slots_changed(-self._counted)
             self._watch.stopping()
             self._news()  # that it drains is said at once

@@ -8,14 +8,21 @@ Invariant: whatever the server sends, the client either hands it on or reconnect
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
+from nats.aio.transport import TcpTransport
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION, Parser
 
 if TYPE_CHECKING:
+    import ssl
+    from urllib.parse import ParseResult
+
+    from nats.aio.client import Srv
     from nats.aio.msg import Msg
 
 __all__ = ["NoTls", "SturdyClient"]
@@ -37,6 +44,15 @@ class SturdyClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._ps = _SturdyParser(self)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if s.uri.scheme in ("ws", "wss"):
+            await super()._connect_to_server(s)
+            return
+        s.last_attempt = time.monotonic()
+        if not self._transport:
+            self._transport = _TcpTransport()  # type: ignore[no-untyped-call]
+        await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     def _connect_command(self) -> bytes:
         # Called before anything is said on every connection; nats-py leaves it to the server whether there is TLS.
@@ -75,6 +91,34 @@ class SturdyClient(Client):
             _client=self,
             _sid=sid,
         )
+
+
+class _TcpTransport(TcpTransport):
+    """Closes what a failed try left, and does not half close TLS: nats-py leaves asyncio to warn of both."""
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        for writer in (self._io_writer, self._bare_io_writer):
+            if writer is not None:
+                writer.close()
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
+    ) -> None:
+        assert self._io_writer is not None
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = _TlsProtocol(reader)
+        host = uri if isinstance(uri, str) else uri.hostname
+        async with asyncio.timeout(connect_timeout):
+            transport = await loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=host)
+        assert transport is not None
+        self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+class _TlsProtocol(asyncio.StreamReaderProtocol):
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
 
 
 class _SturdyParser(Parser):

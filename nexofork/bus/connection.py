@@ -21,7 +21,8 @@ from weakref import WeakSet
 
 from nats import errors as nats_errors
 
-from nexofork.bus.client import NoTls, SturdyClient
+from nexofork.bus.admission import FIRST_PAUSE_S, Admission, is_denial, not_connected, spoken, trust
+from nexofork.bus.client import SturdyClient
 from nexofork.bus.credentials import read_login
 from nexofork.bus.exchange import Exchange
 from nexofork.bus.failures import (
@@ -32,7 +33,6 @@ from nexofork.bus.failures import (
     NoResponders,
     NotPermitted,
     PayloadTooLarge,
-    ServerNotTrusted,
 )
 from nexofork.bus.jetstream import API, call, find_api
 from nexofork.bus.subscription import Msg, Reply, Subscription
@@ -78,6 +78,8 @@ class BusSettings:
     """What the server's monitoring calls this connection."""
     connect_timeout_s: float = 5.0
     request_timeout_s: float = 5.0
+    denied_s: float = 5.0
+    """How long a server that has let us in before may refuse us until that is an error."""
 
 
 class Bus:
@@ -90,7 +92,8 @@ class Bus:
         """The public nkey, or ``local`` without one."""
         self.api = API
         """The prefix under which JetStream is reached."""
-        self._login_options = login.options | _trust(settings.ca)
+        self._login_options = login.options | trust(settings.ca)
+        self._admission = Admission(settings, self.identity)
         self._client = SturdyClient()
         self._online = asyncio.Event()
         self._closed = False
@@ -100,6 +103,7 @@ class Bus:
         self._exchanges: dict[str, Exchange] = {}
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._on_reconnect: list[Callable[[], None]] = []
+        self._on_shut_out: list[Callable[[BusError], None]] = []
         self._on_denied: dict[str, list[Callable[[BusError], None]]] = {}
         self._violations: deque[tuple[str, str]] = deque(maxlen=100)
         self._last_problem: Exception | None = None
@@ -134,6 +138,7 @@ class Bus:
             NotPermitted: The server does not let us publish there.
             NoResponders: Nobody listens there.
             PayloadTooLarge: It was not sent.
+            BusDenied: The server does not let us in any more; it was not sent, or the outcome is unknown.
             NoAnswer: Nothing came in time; the outcome is unknown.
             ConnectionLost: The connection broke; the outcome is unknown.
             BusError: The connection was closed.
@@ -165,6 +170,8 @@ class Bus:
             BusError: As ``request``; a missing responder is an answer here.
         """
         self._guard(subject, data, headers)
+        if self._admission.refusal is not None:
+            raise self._admission.refusal
         token, limit = str(next(self._tokens)), timeout_s or self.settings.request_timeout_s
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
@@ -176,7 +183,7 @@ class Bus:
                 await self._send(subject, data, headers, reply=f"{self._inbox}.{token}")
                 await done
         except TimeoutError:
-            raise NoAnswer(subject, limit, connected=self.connected) from None
+            raise self._no_answer(subject, limit) from None
         finally:
             self._exchanges.pop(token, None)
             if done.done() and not done.cancelled():
@@ -214,6 +221,11 @@ class Bus:
         self._on_reconnect.append(callback)
         return lambda: self._on_reconnect.remove(callback)
 
+    def on_shut_out(self, callback: Callable[[BusError], None]) -> Callable[[], None]:
+        """Call back when the server does not let us in any more, and that is final; returns the remover."""
+        self._on_shut_out.append(callback)
+        return lambda: self._on_shut_out.remove(callback)
+
     def on_denied(self, subject: str, callback: Callable[[BusError], None]) -> Callable[[], None]:
         """Call back when the server does not permit a publish to the subject; returns the remover."""
         watchers = self._on_denied.setdefault(subject.lower(), [])
@@ -232,7 +244,7 @@ class Bus:
                 while not await self._confirmed():
                     pass
         except TimeoutError:
-            raise NoAnswer("PING", limit, connected=self.connected) from None
+            raise self._no_answer("PING", limit) from None
 
     async def stream_fill(self, stream: str) -> float:
         """Return how full a stream is, from 0 to 1; known for a second.
@@ -275,7 +287,7 @@ class Bus:
                     disconnected_cb=self._disconnected,
                     reconnected_cb=self._reconnected,
                     connect_timeout=settings.connect_timeout_s,  # type: ignore[arg-type]  # it goes to wait_for
-                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # it goes to sleep
+                    reconnect_time_wait=FIRST_PAUSE_S,  # type: ignore[arg-type]  # it goes to sleep
                     max_reconnect_attempts=_FIRST_TRIES,
                     ping_interval=5,
                     pending_size=64 << 20,
@@ -284,13 +296,13 @@ class Bus:
                 )
         except (TimeoutError, nats_errors.Error, OSError) as exc:
             await self._shut()
-            raise self._not_connected(exc) from exc
+            raise not_connected(settings, exc, self._last_problem) from exc
         except BaseException:
             await self._shut()
             raise
         # The first connection is tried thrice, so that a wrong URL is said at once; a lost one is restored for ever.
         self._client.options["max_reconnect_attempts"] = -1
-        self._last_problem = None
+        self._last_problem = self._opening = None
         self._online.set()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
 
@@ -335,6 +347,8 @@ class Bus:
 
     async def _reconnected(self) -> None:
         log.info("the connection to NATS was restored")
+        self._admission.let_in()
+        self._pause()
         self._online.set()
         for callback in list(self._on_reconnect):
             try:
@@ -343,7 +357,7 @@ class Bus:
                 log.exception("a listener failed after the reconnect")
 
     async def _noticed(self, error: Exception) -> None:
-        if not _is_denial(self._last_problem):  # a server that refuses us may reset the next try before it says so
+        if not is_denial(self._last_problem):  # a server that refuses us may reset the next try before it says so
             self._last_problem = error
         if isinstance(error, ssl.SSLCertVerificationError) and self._opening and not self._online.is_set():
             # Trying again will not help, and nats-py would wait for the rest of a handshake that ended.
@@ -354,6 +368,19 @@ class Bus:
             log.warning("NATS: %s", error)
         else:
             log.debug("NATS, while connecting: %s", error)
+            if self._opening is None and is_denial(error):
+                self._refused(spoken(error))
+
+    def _refused(self, words: str) -> None:
+        """Let the next try wait longer, and say so where there is no more use in waiting."""
+        refusal = self._admission.refused(words)
+        self._pause()
+        if refusal is not None:
+            for callback in list(self._on_shut_out):
+                callback(refusal)
+
+    def _pause(self) -> None:
+        self._client.options["reconnect_time_wait"] = self._admission.pause_s
 
     def _violated(self, action: str, subject: str) -> None:
         """Tell whoever waits for it. nats-py gives the server's words in lower case."""
@@ -378,18 +405,10 @@ class Bus:
             if subscription.subject.lower() == subject:
                 subscription.denied = NotPermitted("subscription", subscription.subject, self.identity)
 
-    def _not_connected(self, error: Exception) -> BusError:
-        cause = self._last_problem or error
-        words = str(cause).removeprefix("nats: ").strip("'")
-        if _is_denial(cause):
-            return BusDenied(words)
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return ServerNotTrusted(self.settings.urls, cause.verify_message.rstrip("."))
-        if isinstance(cause, NoTls):
-            return ServerNotTrusted(self.settings.urls, "it offers no TLS, and an authority was named")
-        if isinstance(error, TimeoutError) and self._last_problem is None:
-            words = f"no answer within {self.settings.connect_timeout_s:g} s"
-        return BusUnreachable(self.settings.urls, words or type(cause).__name__)
+    def _no_answer(self, subject: str, limit: float) -> BusError:
+        return self._admission.refusal or NoAnswer(
+            subject, limit, state="" if self.connected else self._admission.state
+        )
 
     def _problem(self, subject: str, error: Exception) -> BusError:
         if isinstance(error, nats_errors.ConnectionClosedError):
@@ -417,22 +436,6 @@ async def open_bus(settings: BusSettings) -> AsyncIterator[Bus]:
         yield bus
     finally:
         await bus._close()
-
-
-def _trust(ca: Path | None) -> dict[str, ssl.SSLContext]:
-    if ca is None:
-        return {}
-    try:
-        return {"tls": ssl.create_default_context(cafile=ca)}
-    except OSError as exc:
-        raise BusError(
-            f"{ca} cannot be used as a certificate authority ({exc.strerror or exc}). Give it in PEM form.",
-            retryable=False,
-        ) from exc
-
-
-def _is_denial(problem: Exception | None) -> bool:
-    return isinstance(problem, nats_errors.AuthorizationError) or "authorization" in str(problem).lower()
 
 
 def _always(_: Msg) -> bool:

@@ -53,13 +53,9 @@ class BusUnreachable(BusError):
 class BusDenied(BusError):
     """The server, or the credentials file itself, did not let us in."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, fix: str = "Give credentials of the right role with --creds or --nkey.") -> None:
         self.reason = reason
-        super().__init__(
-            f"NATS did not accept the credentials: {reason}. "
-            "Give credentials of the right role with --creds or --nkey.",
-            retryable=False,
-        )
+        super().__init__(f"NATS did not accept the credentials: {reason}. {fix}", retryable=False)
 
 
 class ServerNotTrusted(BusError):
@@ -109,11 +105,13 @@ class PayloadTooLarge(BusError):
 class NoAnswer(BusError):
     """Nothing came back in time; whether the request was taken is unknown."""
 
-    def __init__(self, subject: str, timeout_s: float, *, connected: bool) -> None:
+    def __init__(self, subject: str, timeout_s: float, *, state: str = "") -> None:
         self.subject = subject
         self.timeout_s = timeout_s
-        state = "" if connected else "; the connection is down and is being restored"
-        super().__init__(f"No answer on {subject!r} within {timeout_s:g} s{state}.", retryable=True)
+        self.state = state
+        """What is the matter with the connection; empty where it is up."""
+        why = f"; {state}" if state else ""
+        super().__init__(f"No answer on {subject!r} within {timeout_s:g} s{why}.", retryable=True)
 
 
 class ConnectionLost(BusError):

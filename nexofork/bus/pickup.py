@@ -139,11 +139,16 @@ class Pickup:
         """Hand out requests until told to stop; what arrives while stopping goes back to the queue.
 
         Raises:
+            BusDenied: NATS does not let us in any more.
             BusError: The consumer does not exist any more, or this role may not pull from it.
         """
         self._stop = stop
         subscription = await self._bus.subscribe(f"{self._inbox}.*", self._take)
-        removers = (self._bus.on_reconnect(self._forget), self._bus.on_denied(self._next, self._fail))
+        removers = (
+            self._bus.on_reconnect(self._forget),
+            self._bus.on_denied(self._next, self._fail),
+            self._bus.on_shut_out(self._fail),
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 notice = tasks.create_task(self._notice(stop))

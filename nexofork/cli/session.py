@@ -17,7 +17,7 @@ from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.provisioning import check_pool, provision
 from nexofork.cli.exit_codes import INTERRUPTED, code_of, expected_error
 from nexofork.cli.patience import patience
-from nexofork.errors import NexoforkError
+from nexofork.errors import BusError, NexoforkError
 from nexofork.telemetry.settings import TelemetrySettings, read_settings
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def open_target(target: Target, *, makes: bool = False) -> AsyncIterator[B
         makes: Whether a pool that is not there is made; who only looks would make one of every mistyped name.
 
     Raises:
-        BusError: NATS was not reached or refused, or there is no such pool.
+        BusError: NATS was not reached or refused, also later on, or there is no such pool.
     """
     settings = BusSettings(
         urls=target.urls, creds=target.creds, nkey_seed=target.nkey, ca=target.ca, name="nexofork-cli"
@@ -105,4 +105,30 @@ async def open_target(target: Target, *, makes: bool = False) -> AsyncIterator[B
             bus = await stack.enter_async_context(open_bus(settings))
             # The lease is the operators' setting: whoever only uses the fleet leaves it alone.
             await (provision(bus, pool=target.pool, lease_s=None) if makes else check_pool(bus, pool=target.pool))
-        yield bus
+        async with _as_long_as_let_in(bus):
+            yield bus
+
+
+@asynccontextmanager
+async def _as_long_as_let_in(bus: Bus) -> AsyncIterator[None]:
+    """End what waits in the block when NATS does not let us in any more.
+
+    Raises:
+        BusError: It does not.
+    """
+    task, refusals = asyncio.current_task(), list[BusError]()
+    assert task is not None
+
+    def end(refusal: BusError) -> None:
+        refusals.append(refusal)
+        task.cancel()
+
+    remove = bus.on_shut_out(end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if refusals and not task.uncancel():  # else somebody else has cancelled it too
+            raise refusals[0] from None
+        raise
+    finally:
+        remove()
