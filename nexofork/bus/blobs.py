@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from weakref import WeakValueDictionary
 
 from nexofork.bus.common_ends import common_ends
-from nexofork.bus.failures import AlreadyStored, CorruptBlob, MissingBlob, StoreFull
+from nexofork.bus.failures import AlreadyStored, CorruptBlob, MissingBlob, NotStored, StoreFull
 from nexofork.bus.jetstream import store
 from nexofork.bus.reading import Stored, last_direct, read_subject
 from nexofork.errors import BadMessage, BusError
@@ -210,6 +210,8 @@ class BlobStore:
             except BusError as exc:
                 if not exc.retryable or isinstance(exc, StoreFull):
                     return exc
+                if isinstance(exc, NotStored) and isinstance(problem, NotStored):
+                    return exc  # a stream that changes its leader takes it at the second try
                 problem = exc
             else:
                 self.stored += 1

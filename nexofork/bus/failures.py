@@ -26,6 +26,7 @@ __all__ = [
     "NoResponders",
     "NoSuchPool",
     "NotPermitted",
+    "NotStored",
     "PayloadTooLarge",
     "RunAborted",
     "RunExists",
@@ -112,6 +113,20 @@ class NoAnswer(BusError):
         """What is the matter with the connection; empty where it is up."""
         why = f"; {state}" if state else ""
         super().__init__(f"No answer on {subject!r} within {timeout_s:g} s{why}.", retryable=True)
+
+
+class NotStored(BusError):
+    """NATS answers for the stream and does not confirm what it is to store; whether it is stored is unknown."""
+
+    def __init__(self, subject: str, *, stream: str, timeout_s: float) -> None:
+        self.subject = subject
+        self.stream = stream
+        super().__init__(
+            f"NATS does not store {subject!r}: stream {stream} is there and confirms nothing within {timeout_s:g} s. "
+            "Look at the disk and the log of the NATS server; after a full disk, make room and restart the server, "
+            "because the stream takes nothing before.",
+            retryable=True,
+        )
 
 
 class ConnectionLost(BusError):

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from nexofork.bus.failures import (
     AlreadyStored,
     JetStreamRefused,
+    NoAnswer,
     NoResponders,
     NotPermitted,
+    NotStored,
     StoreFull,
     WrongTip,
 )
 from nexofork.errors import BusError
-from nexofork.wire.streams import DOMAIN, log_stream
+from nexofork.wire.streams import DOMAIN, log_stream, stream_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,9 +87,16 @@ async def store(
         AlreadyStored: The subject takes no more messages.
         StoreFull: The stream has no more room.
         PayloadTooLarge: It was not sent.
+        NotStored: The stream is there and did not confirm it; its server's disk may be full.
         BusError: There was no answer, so it may be stored or not.
     """
-    answer = _answer(subject, await bus.request(subject, data, headers=headers, timeout_s=timeout_s))
+    try:
+        answer = _answer(subject, await bus.request(subject, data, headers=headers, timeout_s=timeout_s))
+    except NoAnswer as silent:
+        stream = stream_of(subject)
+        if silent.state or stream is None or not await _has(bus, stream):
+            raise
+        raise NotStored(subject, stream=stream, timeout_s=silent.timeout_s) from silent
     try:
         return int(answer["seq"])
     except (KeyError, TypeError, ValueError) as exc:
@@ -103,6 +112,15 @@ def expect_last(seq: int, filter_: str) -> dict[str, str]:
         EXPECTED_LAST: str(seq),
         "Nats-Expected-Last-Subject-Sequence-Subject": filter_,
     }
+
+
+async def _has(bus: Bus, stream: str) -> bool:
+    """Whether the server answers for a stream."""
+    try:
+        await call(bus, f"STREAM.INFO.{stream}")
+    except BusError:
+        return False
+    return True
 
 
 def _answer(subject: str, reply: Msg) -> dict[str, Any]:

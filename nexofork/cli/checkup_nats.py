@@ -1,7 +1,7 @@
 """What ``nexofork doctor`` says of NATS: reached, trusted, complete, durable, in time, and closed to whom it must be.
 
-One connection for all of them. Nothing is made or changed; the attempts at what must be refused are those of
-``nexofork auth check``, which are harmless where they succeed.
+One connection for all of them. Nothing is made or changed but one blob of a few bytes, which expires; the attempts at
+what must be refused are those of ``nexofork auth check``, which are harmless where they succeed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from nexofork.auth.check import refusal
 from nexofork.bus.clock import ServerClock
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.credentials import LOCAL, new_seed
-from nexofork.bus.failures import BusDenied
+from nexofork.bus.failures import BusDenied, NoResponders, NotPermitted
+from nexofork.bus.jetstream import store
 from nexofork.bus.provisioning import look
 from nexofork.cli.checkup import Finding
 from nexofork.errors import BusError
 from nexofork.wire.streams import log_stream
+from nexofork.wire.subjects import blob
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -55,6 +57,7 @@ async def check_nats(patient: Patient) -> AsyncIterator[Finding]:
             yield _streams(found, pool)
             if found.streams:
                 yield _durability(found, pool)
+                yield await _storing(bus)
                 yield await _clock(bus, pool)
             yield await _roles(bus, bus_settings, pool)
     except BusError as exc:
@@ -95,6 +98,19 @@ def _durability(found: Found, pool: str) -> Finding:
         return Finding(name="durability", state="note", said=said, fix=fix)
     said = f"{copies} copies: a request outlives the loss of {(copies - 1) // 2} of their servers"
     return Finding(name="durability", state="ok", said=said)
+
+
+async def _storing(bus: Bus) -> Finding:
+    """Whether a daemon's blob is really stored: the stream that a full disk hits first still answers for itself."""
+    try:
+        await store(bus, blob("daemon", f"doctor-{secrets.token_hex(8)}", 0), b"{}")
+    except (NotPermitted, NoResponders):
+        said = "this key may not store what a daemon does, so that was not tried"
+        return Finding(name="storing", state="note", said=said, fix="Give a daemon's key to try it.")
+    except BusError as exc:
+        said, _, fix = str(exc).partition(". ")
+        return Finding(name="storing", state="wrong", said=said.rstrip("."), fix=fix)
+    return Finding(name="storing", state="ok", said="a blob of two bytes was stored, and confirmed")
 
 
 def _lags(peer: dict[str, Any]) -> bool:

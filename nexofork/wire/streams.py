@@ -20,6 +20,7 @@ __all__ = [
     "consumer_settings",
     "inbox_stream",
     "log_stream",
+    "stream_of",
     "stream_settings",
 ]
 
@@ -51,6 +52,23 @@ def inbox_stream(pool: str = DEFAULT_POOL) -> str:
     'FORK_INBOX'
     """
     return f"{log_stream(pool)}_INBOX"
+
+
+def stream_of(subject: str) -> str | None:
+    """Return the name of the stream that keeps a subject; None where none does.
+
+    >>> stream_of("agent.gpu.r1.events"), stream_of("agent.fork.r1.inbox.7"), stream_of("blob.parent.d0.0")
+    ('FORK_POOL_gpu', 'FORK_INBOX', 'FORK_BLOBS')
+    """
+    match subject.split("."):
+        case ["agent", pool, _, "events" | "reports"]:
+            return log_stream(pool)
+        case ["agent", pool, _, "inbox", _]:
+            return inbox_stream(pool)
+        case [("blob" | "warm" | "presence" | "ledger") as kind, *_]:
+            return {"blob": BLOBS, "warm": WARM, "presence": PRESENCE, "ledger": LEDGER}[kind]
+        case _:
+            return None
 
 
 def stream_settings(pool: str = DEFAULT_POOL, *, replicas: int = 1, max_bytes: int = 640 << 20) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.integration.cli.conftest import World
 
 HOST = ["python", "git", "sandbox", "ripgrep", "disk", "settings", "key", "prices"]
-NAMES = [*HOST, "nats", "streams", "durability", "clock", "roles"]
+NAMES = [*HOST, "nats", "streams", "durability", "storing", "clock", "roles"]
 
 
 def states(shown: str) -> dict[str, str]:
