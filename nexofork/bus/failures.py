@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from nexofork.errors import BusError
+from nexofork.wire.subjects import DEFAULT_POOL
 
 if TYPE_CHECKING:
     from nexofork.wire.messages import AbortEvent, BlobRef
@@ -18,6 +19,7 @@ __all__ = [
     "AlreadyStored",
     "BusDenied",
     "BusUnreachable",
+    "CannotChange",
     "ConnectionLost",
     "CorruptBlob",
     "JetStreamRefused",
@@ -35,6 +37,7 @@ __all__ = [
     "StoreFull",
     "StreamsDiffer",
     "WrongTip",
+    "provision_command",
 ]
 
 
@@ -191,14 +194,40 @@ class StoreFull(BusError):
         )
 
 
+def provision_command(pool: str) -> str:
+    """Return the command that makes what a pool needs.
+
+    >>> provision_command("fork"), provision_command("gpu")
+    ('nexofork provision', 'nexofork provision --pool gpu')
+    """
+    return "nexofork provision" + ("" if pool == DEFAULT_POOL else f" --pool {pool}")
+
+
 class StreamsDiffer(BusError):
     """Streams or the consumer have other settings than the design needs; nothing was changed."""
 
-    def __init__(self, differences: tuple[str, ...]) -> None:
+    def __init__(self, differences: tuple[str, ...], *, pool: str) -> None:
         self.differences = differences
+        self.pool = pool
         super().__init__(
             f"NATS has other settings than the fleet needs: {'; '.join(differences)}. Nothing was changed; "
-            "let an admin run `nexofork provision --apply`.",
+            f"let an admin run `{provision_command(pool)} --apply`.",
+            retryable=False,
+        )
+
+
+class CannotChange(BusError):
+    """A stream or consumer that somebody made otherwise, in a way that JetStream changes for nobody."""
+
+    def __init__(self, lacks: str, subject: str, *, reason: str, pool: str) -> None:
+        self.reason = reason
+        """JetStream's own words."""
+        kind, _, name = subject.partition(".CREATE." if ".CREATE." in subject else ".UPDATE.")
+        remove = f"nats {kind.lower()} rm {name.replace('.', ' ')}"
+        loss = "which takes all that is stored in it" if kind == "STREAM" else "its requests are handed out anew"
+        super().__init__(
+            f"The {lacks}, which cannot be changed while it exists: {reason}. Let an admin remove it (`{remove}`, "
+            f"{loss}) and run `{provision_command(pool)}`.",
             retryable=False,
         )
 

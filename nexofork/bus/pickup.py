@@ -13,7 +13,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from nexofork.bus.failures import JetStreamRefused
+from nexofork.bus.failures import JetStreamRefused, provision_command
 from nexofork.bus.jetstream import call
 from nexofork.errors import BadMessage, BusError
 from nexofork.wire.streams import CONSUMER, log_stream
@@ -110,6 +110,7 @@ class Pickup:
         heartbeat_s: float = _HEARTBEAT_S,
     ) -> None:
         self._bus = bus
+        self._pool = pool
         self._stream = log_stream(pool)
         self._next = f"{bus.api}.CONSUMER.MSG.NEXT.{self._stream}.{CONSUMER}"
         self._ack_prefix = f"$JS.ACK.{self._stream}.{CONSUMER}."
@@ -257,7 +258,7 @@ class Pickup:
     def _deleted(self) -> BusError:
         return BusError(
             f"The consumer {CONSUMER!r} of stream {self._stream} does not exist any more. Start the daemon again where "
-            "it may create it, or let an admin run `nexofork provision --nats URL --creds ADMIN`.",
+            f"it may create it, or let an admin run `{provision_command(self._pool)} --nats URL --creds ADMIN`.",
             retryable=False,
         )
 

@@ -9,12 +9,22 @@ may create anything, because a consumer's deliver subject could forge an abort: 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nexofork.bus.failures import JetStreamRefused, NoResponders, NoSuchPool, NotPermitted, StoreFull, StreamsDiffer
+from nexofork.bus.differences import changes as changes_to
+from nexofork.bus.differences import consumer_needs, differences, forgets_early, stream_needs
+from nexofork.bus.failures import (
+    CannotChange,
+    JetStreamRefused,
+    NoResponders,
+    NoSuchPool,
+    NotPermitted,
+    StoreFull,
+    StreamsDiffer,
+    provision_command,
+)
 from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
 from nexofork.wire.streams import CONSUMER, consumer_settings, log_stream, stream_settings
@@ -29,23 +39,12 @@ __all__ = ["Found", "Provisioned", "check_pool", "look", "provision"]
 
 log = logging.getLogger(__name__)
 
-_NEEDED = (
-    "subjects",
-    "retention",
-    "discard",
-    "discard_new_per_subject",
-    "allow_direct",
-    "deny_delete",
-    "deny_purge",
-    "allow_rollup_hdrs",
-    "republish",
-)
-_CONSUMER_NEEDED = ("filter_subject", "ack_policy", "max_deliver")
 _NO_STREAM = 10059
 _NO_CONSUMER = 10014
 _NAME_TAKEN = 10058
 _NO_PEERS = 10005
 _NOT_CLUSTERED = 10074
+_CANNOT_CHANGE = (10012, 10052)  # of a consumer, of a stream
 _REPLICAS = 3
 _DEADLINE_S = 15.0
 _PEERS_S = 3.0
@@ -57,6 +56,8 @@ class Provisioned:
 
     lease_s: float
     """How long a request may stay unrenewed; another than asked for where this role may not change it."""
+    notes: tuple[str, ...] = ()
+    """What an admin may want so, and should know of."""
 
 
 async def provision(
@@ -82,13 +83,13 @@ async def provision(
         StreamsDiffer: Something is otherwise than the design needs, and is not to be repaired.
         BusError: Something is missing or wrong and this role may not change it; the message names the admin command.
     """
-    work = _Provisioner(bus, replicas=replicas, max_bytes=max_bytes, repair=repair)
+    work = _Provisioner(bus, pool=pool, replicas=replicas, max_bytes=max_bytes, repair=repair)
     for wanted in stream_settings(pool, **({} if max_bytes is None else {"max_bytes": max_bytes})):
         await work.stream(wanted)
     lease = await work.consumer(pool, lease_s)
     if work.differ:
-        raise StreamsDiffer(tuple(work.differ))
-    return Provisioned(lease_s=lease)
+        raise StreamsDiffer(tuple(work.differ), pool=pool)
+    return Provisioned(lease_s=lease, notes=tuple(work.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,8 @@ class Found:
     missing: tuple[str, ...]
     differ: tuple[str, ...]
     """Each setting that is otherwise than the design needs."""
+    notes: tuple[str, ...] = ()
+    """What an admin may want so, and should know of."""
 
 
 async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
@@ -108,8 +111,8 @@ async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
     Raises:
         BusError: The server did not say.
     """
-    work = _Provisioner(bus, replicas=None, max_bytes=None, repair=False)
-    streams, missing, differ = {}, [], []
+    work = _Provisioner(bus, pool=pool, replicas=None, max_bytes=None, repair=False)
+    streams, missing, differ, notes = {}, list[str](), list[str](), list[str]()
     for wanted in stream_settings(pool):
         name = wanted["name"]
         info = await work.info(f"STREAM.INFO.{name}", _NO_STREAM)
@@ -117,16 +120,16 @@ async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
             missing.append(f"stream {name}")
             continue
         streams[name] = info
-        differ += _differences(f"stream {name}", info["config"], _needed(wanted))
+        differ += differences(f"stream {name}", info["config"], stream_needs(wanted))
+        notes.append(forgets_early(info["config"], wanted))
     log_name = log_stream(pool)
     info = await work.info(f"CONSUMER.INFO.{log_name}.{CONSUMER}", _NO_CONSUMER) if log_name in streams else None
     if info is None:
         missing.append(f"consumer {CONSUMER} of {log_name}")
     else:
         wanted = consumer_settings(pool)
-        needed = {key: wanted[key] for key in _CONSUMER_NEEDED}
-        differ += _differences(f"consumer {CONSUMER} of {log_name}", info["config"], needed)
-    return Found(streams=streams, missing=tuple(missing), differ=tuple(differ))
+        differ += differences(f"consumer {CONSUMER} of {log_name}", info["config"], consumer_needs(wanted))
+    return Found(streams=streams, missing=tuple(missing), differ=tuple(differ), notes=tuple(filter(None, notes)))
 
 
 async def check_pool(bus: Bus, *, pool: str = DEFAULT_POOL) -> None:
@@ -141,15 +144,17 @@ async def check_pool(bus: Bus, *, pool: str = DEFAULT_POOL) -> None:
     if log_stream(pool) not in found.streams:
         raise NoSuchPool(pool)
     if found.differ:
-        raise StreamsDiffer(found.differ)
+        raise StreamsDiffer(found.differ, pool=pool)
 
 
 class _Provisioner:
-    def __init__(self, bus: Bus, *, replicas: int | None, max_bytes: int | None, repair: bool) -> None:
+    def __init__(self, bus: Bus, *, pool: str, replicas: int | None, max_bytes: int | None, repair: bool) -> None:
         self._bus = bus
+        self._pool = pool
         self._repair = repair
         self.differ: list[str] = []
         """What was found otherwise than the design needs, and left."""
+        self.notes: list[str] = []
         self._given = {"num_replicas": replicas, "max_bytes": max_bytes}
         self._replicas = replicas or _REPLICAS
         self._fixed_replicas = replicas is not None
@@ -161,9 +166,11 @@ class _Provisioner:
             current = await self._create(wanted)
         changes = self._asked(current, wanted)
         if self._repair:
-            changes |= _changes(current, _needed(wanted))
+            changes |= changes_to(current, stream_needs(wanted))
         else:
-            self.differ += _differences(f"stream {name}", current, _needed(wanted))
+            self.differ += differences(f"stream {name}", current, stream_needs(wanted))
+        if note := forgets_early(current, wanted):
+            self.notes.append(note)
         if changes:
             await self._do(
                 f"STREAM.UPDATE.{name}", {**current, **changes}, f"stream {name} has other {_names(changes)}"
@@ -175,10 +182,10 @@ class _Provisioner:
         current = await self._config(f"CONSUMER.INFO.{stream}.{CONSUMER}", _NO_CONSUMER)
         lacks = f"consumer {CONSUMER} of {stream} does not exist"
         if current is not None:
-            needed = {key: wanted[key] for key in _CONSUMER_NEEDED}
-            changes = _changes(current, needed) if self._repair else {}
+            needed = consumer_needs(wanted)
+            changes = changes_to(current, needed) if self._repair else {}
             if not self._repair:
-                self.differ += _differences(f"consumer {CONSUMER} of {stream}", current, needed)
+                self.differ += differences(f"consumer {CONSUMER} of {stream}", current, needed)
             if lease_s is not None and current.get("ack_wait") != wanted["ack_wait"]:
                 changes["ack_wait"] = wanted["ack_wait"]
             if not changes:
@@ -206,7 +213,7 @@ class _Provisioner:
             for key, value in self._given.items()
             if value is not None and key in wanted
         }
-        return _changes(current, asked)
+        return changes_to(current, asked)
 
     async def _create(self, wanted: dict[str, Any]) -> Mapping[str, Any]:
         name, loop = wanted["name"], asyncio.get_running_loop()
@@ -246,13 +253,18 @@ class _Provisioner:
         except (NotPermitted, NoResponders) as exc:
             raise BusError(
                 f"The {lacks}, and this role may not change it. Let an admin run "
-                "`nexofork provision --nats URL --creds ADMIN` (on one machine `nexofork serve` needs no credentials).",
+                f"`{provision_command(self._pool)} --nats URL --creds ADMIN` (on one machine `nexofork serve` needs no "
+                "credentials).",
                 retryable=False,
             ) from exc
+        except JetStreamRefused as refused:
+            if refused.err_code not in _CANNOT_CHANGE:
+                raise
+            raise CannotChange(lacks, subject, reason=refused.description, pool=self._pool) from refused
         except StoreFull as exc:
             raise BusError(
                 f"The server has no room for this: {exc.detail}. Give it more storage, or provision with a smaller "
-                "max_bytes (`nexofork provision --max-bytes N`).",
+                f"max_bytes (`{provision_command(self._pool)} --max-bytes N`).",
                 retryable=False,
             ) from exc
         return config
@@ -271,35 +283,6 @@ async def _patiently(bus: Bus, subject: str, payload: Mapping[str, Any] | None) 
             if not exc.retryable or loop.time() >= give_up:
                 raise
         await asyncio.sleep(0.1)
-
-
-def _needed(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What the design needs of a stream."""
-    needed = {key: wanted[key] for key in _NEEDED if key in wanted}
-    if wanted.get("max_msgs_per_subject") == 1:  # write-once, or latest value: part of what the stream means
-        needed["max_msgs_per_subject"] = 1
-    return needed
-
-
-def _changes(current: Mapping[str, Any], needed: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in needed.items() if not _same(current.get(key), value)}
-
-
-def _differences(what: str, current: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{what} has {key} {json.dumps(current.get(key))} and needs {json.dumps(value)}"
-        for key, value in _changes(current, needed).items()
-    ]
-
-
-def _same(current: Any, wanted: Any) -> bool:
-    if isinstance(wanted, bool):
-        return bool(current) == wanted
-    if isinstance(wanted, list):
-        return sorted(current or []) == sorted(wanted)
-    if isinstance(wanted, dict):
-        return isinstance(current, dict) and all(current.get(key) == value for key, value in wanted.items())
-    return bool(current == wanted)
 
 
 def _names(changes: Mapping[str, Any]) -> str:

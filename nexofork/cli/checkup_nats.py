@@ -15,7 +15,7 @@ from nexofork.auth.check import refusal
 from nexofork.bus.clock import ServerClock
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.credentials import LOCAL, new_seed
-from nexofork.bus.failures import BusDenied, NoResponders, NotPermitted
+from nexofork.bus.failures import BusDenied, NoResponders, NotPermitted, provision_command
 from nexofork.bus.jetstream import store
 from nexofork.bus.provisioning import look
 from nexofork.cli.checkup import Finding
@@ -67,17 +67,20 @@ async def check_nats(patient: Patient) -> AsyncIterator[Finding]:
 
 def _streams(found: Found, pool: str) -> Finding:
     if found.missing:
-        fix = "Run `nexofork provision`, or start a daemon whose role may make them."
+        fix = f"Run `{provision_command(pool)}`, or start a daemon whose role may make them."
         return Finding(name="streams", state="wrong", said=f"missing: {', '.join(found.missing)}", fix=fix)
     if found.differ:
-        fix = "Nothing was changed; let an admin run `nexofork provision --apply`."
+        fix = f"Nothing was changed; let an admin run `{provision_command(pool)} --apply`."
         return Finding(name="streams", state="wrong", said="; ".join(found.differ), fix=fix)
     for name, info in found.streams.items():
         limit = int(info["config"].get("max_bytes", -1))
         if limit > 0 and info["state"]["bytes"] >= _FULL * limit:
-            fix = "Wait for old runs to expire, or give it more room (`nexofork provision --max-bytes N`)."
+            fix = f"Wait for old runs to expire, or give it more room (`{provision_command(pool)} --max-bytes N`)."
             said = f"stream {name} is {info['state']['bytes'] / limit:.0%} full and new requests are refused"
             return Finding(name="streams", state="wrong", said=said, fix=fix)
+    if found.notes:
+        fix = "That is an admin's to decide; runs that last longer lose what they need."
+        return Finding(name="streams", state="note", said="; ".join(found.notes), fix=fix)
     return Finding(name="streams", state="ok", said=f"all that pool {pool} needs is there, as it has to be")
 
 
@@ -89,12 +92,16 @@ def _durability(found: Found, pool: str) -> Finding:
     if lagging:
         said = f"{copies} copies of every stream, but {', '.join(lagging)} is behind or away"
         return Finding(name="durability", state="wrong", said=said, fix="Bring that server back.")
+    if info["config"].get("storage") == "memory":
+        said = "runs are kept in memory: nothing outlives its server"
+        fix = "Keep them in files; see the streams above."
+        return Finding(name="durability", state="wrong", said=said, fix=fix)
     if copies == 1:
         said = (
             "one copy: a request outlives crashes of its server; a power cut can take the last seconds unless the "
             "server has sync_interval: always, and a lost disk takes all"
         )
-        fix = "For more, run three servers and `nexofork provision --replicas 3`."
+        fix = f"For more, run three servers and `{provision_command(pool)} --replicas 3`."
         return Finding(name="durability", state="note", said=said, fix=fix)
     said = f"{copies} copies: a request outlives the loss of {(copies - 1) // 2} of their servers"
     return Finding(name="durability", state="ok", said=said)

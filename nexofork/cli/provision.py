@@ -55,6 +55,8 @@ async def _provision(target: Target, given: dict[str, Any], *, as_json: bool) ->
     async with open_bus(settings) as bus:
         with patience("Making the streams"):
             done = await provision_pool(bus, pool=target.pool, repair=given.pop("apply"), **given)
+    for note in done.notes:
+        click.echo(f"Note: {note}. Runs that last longer lose what they need.", err=True)
     streams = [stream["name"] for stream in stream_settings(target.pool)]
     consumer = f"{log_stream(target.pool)}/{CONSUMER}"
     if as_json:

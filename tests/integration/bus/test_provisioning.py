@@ -78,7 +78,7 @@ async def test_a_needed_setting_is_named_and_repaired_only_when_asked(bus: Bus, 
     wrong = {**await config_of(bus, name), "discard": "old", "discard_new_per_subject": False, "max_bytes": 2 * SMALL}
     await call(bus, f"STREAM.UPDATE.{name}", wrong)
 
-    with pytest.raises(StreamsDiffer, match="provision --apply") as refused:
+    with pytest.raises(StreamsDiffer, match=f"provision --pool {pool} --apply") as refused:
         await provision(bus, pool=pool)
     assert refused.value.differences == (
         f'stream {name} has discard "old" and needs "new"',
@@ -101,6 +101,66 @@ async def test_a_setting_that_cannot_be_changed_is_said(bus: Bus, pool: str) -> 
     with pytest.raises(StreamsDiffer, match='has retention "workqueue" and needs "limits"'):
         await provision(bus, pool=pool)
     with pytest.raises(BusError, match="retention"):
+        await provision(bus, pool=pool, repair=True)
+
+
+async def test_streams_that_lose_or_refuse_runs_are_not_as_they_have_to_be(bus: Bus, pool: str) -> None:
+    """Memory, tiny messages, a consumer that skips what was there or hands out one at a time: each is named."""
+    log, inbox = f"FORK_POOL_{pool}", f"FORK_POOL_{pool}_INBOX"
+    for wanted in stream_settings(pool, max_bytes=SMALL)[:2]:
+        await call(bus, f"STREAM.CREATE.{wanted['name']}", {**wanted, "storage": "memory", "max_msg_size": 100})
+    narrow = {**consumer_settings(pool), "deliver_policy": "new", "max_ack_pending": 1}
+    await call(bus, f"CONSUMER.CREATE.{log}.pickup", {"stream_name": log, "config": narrow})
+
+    assert (await look(bus, pool=pool)).differ == (
+        f"stream {log} has max_msg_size 100 and needs at least 1048576",
+        f'stream {log} has storage "memory" and needs "file"',
+        f"stream {inbox} has max_msg_size 100 and needs at least 1048576",
+        f'stream {inbox} has storage "memory" and needs "file"',
+        f'consumer pickup of {log} has deliver_policy "new" and needs "all"',
+        f"consumer pickup of {log} has max_ack_pending 1 and needs at least 1000",
+    )
+    with pytest.raises(StreamsDiffer, match=f"provision --pool {pool} --apply"):
+        await provision(bus, pool=pool)
+
+
+async def test_limits_above_the_least_and_none_at_all_are_the_admins(bus: Bus, pool: str) -> None:
+    """More room for messages or pending requests is no difference."""
+    log = f"FORK_POOL_{pool}"
+    await provision(bus, pool=pool, max_bytes=SMALL)
+    await call(bus, f"STREAM.UPDATE.{log}", {**await config_of(bus, log), "max_msg_size": -1})
+    wide = {**consumer_settings(pool), "max_ack_pending": 50_000}
+    await call(bus, f"CONSUMER.CREATE.{log}.pickup", {"stream_name": log, "config": wide})
+
+    assert (await look(bus, pool=pool)).differ == ()
+
+
+async def test_a_log_that_forgets_early_is_noted(bus: Bus, pool: str) -> None:
+    """An age is the admin's choice, so it is no error."""
+    log = f"FORK_POOL_{pool}"
+    await provision(bus, pool=pool, max_bytes=SMALL)
+    await call(bus, f"STREAM.UPDATE.{log}", {**await config_of(bus, log), "max_age": 60 * 10**9})
+
+    note = f"stream {log} forgets after 60 s, where 259200 s are usual"
+    assert (await look(bus, pool=pool)).notes == (note,)
+    assert (await provision(bus, pool=pool)).notes == (note,)
+
+
+async def test_what_no_command_can_change_says_how_to_make_it_anew(bus: Bus, pool: str) -> None:
+    """A stream is removed with what it holds, a consumer without; then the pool is provisioned."""
+    log = f"FORK_POOL_{pool}"
+    wanted = stream_settings(pool, max_bytes=SMALL)[0]
+    await call(bus, f"STREAM.CREATE.{log}", {**wanted, "retention": "workqueue"})
+    remedy = rf"cannot be changed.*`nats stream rm {log}`.*`nexofork provision --pool {pool}`"
+    with pytest.raises(BusError, match=remedy):
+        await provision(bus, pool=pool, repair=True)
+
+    await call(bus, f"STREAM.DELETE.{log}")
+    await provision(bus, pool=pool, max_bytes=SMALL)
+    await call(bus, f"CONSUMER.DELETE.{log}.pickup")
+    skipping = {**consumer_settings(pool), "deliver_policy": "new"}
+    await call(bus, f"CONSUMER.CREATE.{log}.pickup", {"stream_name": log, "config": skipping})
+    with pytest.raises(BusError, match=rf"cannot be changed.*`nats consumer rm {log} pickup`"):
         await provision(bus, pool=pool, repair=True)
 
 

@@ -6,7 +6,10 @@ import json
 import subprocess
 from typing import TYPE_CHECKING
 
+from nexofork.bus.jetstream import call
+from nexofork.wire.streams import stream_settings
 from tests.integration.cli.conftest import _NEXOFORK
+from tests.support.nats import SMALL, connected
 from tests.support.sandboxes import BWRAP, needs_bubblewrap
 
 if TYPE_CHECKING:
@@ -59,7 +62,19 @@ def test_a_pool_without_streams_is_wrong_and_stays_without(own_pool: World, tmp_
         shown = own_pool.run("doctor", *own_pool.at, "--sandbox", "none", "--state-dir", tmp_path)
         assert shown.returncode == 1
         assert "missing: stream" in shown.stdout
-        assert "nexofork provision" in shown.stdout
+        assert f"nexofork provision --pool {own_pool.pool}" in shown.stdout
+
+
+async def test_streams_in_memory_are_neither_as_they_have_to_be_nor_durable(own_pool: World, tmp_path: Path) -> None:
+    """Whatever else is in place: a server that stops would take every run with it."""
+    async with connected(own_pool.nats) as bus:
+        for wanted in stream_settings(own_pool.pool, max_bytes=SMALL)[:2]:
+            await call(bus, f"STREAM.CREATE.{wanted['name']}", {**wanted, "storage": "memory"})
+
+    shown = own_pool.run("doctor", *own_pool.at, "--sandbox", "none", "--state-dir", tmp_path, "--json")
+
+    found = states(shown.stdout)
+    assert (found["streams"], found["durability"]) == ("wrong", "wrong")
 
 
 @needs_bubblewrap
