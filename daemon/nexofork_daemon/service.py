@@ -119,14 +119,19 @@ async def _lease_s(bus: Bus, settings: DaemonSettings) -> float:
     """Make what is missing, and return the pool's lease.
 
     The lease is the pool's, not a daemon's: changing it under daemons that renew by the old one would take their runs
-    from them, so who comes later takes it as it is.
+    from them, so who comes later takes it as it is. So does the first, unless its operator said otherwise.
     """
-    await provision(bus, pool=settings.pool, lease_s=None)
-    others = await PresenceBoard(bus).daemons(settings.pool)
-    provisioned = await provision(bus, pool=settings.pool, lease_s=None if others else settings.lease_s)
-    if provisioned.lease_s != settings.lease_s:
-        log.warning("the lease of pool %s is %g s, not %g s", settings.pool, provisioned.lease_s, settings.lease_s)
-    return provisioned.lease_s
+    pool, wanted = settings.pool, settings.lease_s
+    found = (await provision(bus, pool=pool, lease_s=None)).lease_s
+    if not settings.sets_lease or found == wanted:
+        return found
+    others = await PresenceBoard(bus).daemons(pool)
+    lease_s = found if others else (await provision(bus, pool=pool, lease_s=wanted)).lease_s
+    if lease_s == wanted:
+        log.info("the lease of pool %s was %g s and is %g s now", pool, found, lease_s)
+    else:
+        log.warning("the lease of pool %s is %g s, not %g s", pool, lease_s, wanted)
+    return lease_s
 
 
 class _Service:

@@ -36,6 +36,8 @@ class DaemonSettings:
     pool: str = DEFAULT_POOL
     lease_s: float = 15.0
     """How long a run may go unrenewed before another daemon takes it."""
+    sets_lease: bool = True
+    """Whether somebody said so; else a pool that is there keeps its own."""
     drain_s: float = 60.0
     """How long running forks get to finish at shutdown before they are handed over."""
     epoch_limit: int = 5
@@ -128,6 +130,7 @@ def daemon_settings(settings: Settings) -> DaemonSettings:
         slots=settings["daemon.slots"],
         pool=settings["nats.pool"],
         lease_s=settings["daemon.lease_s"],
+        sets_lease=settings.given("daemon.lease_s"),
         drain_s=settings["daemon.drain_s"],
         leader_wait_s=settings["daemon.leader_wait_s"],
         tool_deadline_s=settings["tools.deadline_s"],

@@ -157,7 +157,7 @@ DAEMON_KEYS = (
         kind=kinds.seconds(least=0.5),
         flag="--lease-s",
         default=15.0,
-        help="Silence before a takeover.",
+        help="Silence before a takeover; unless given, a pool that is there keeps its own.",
     ),
     Key(
         path="daemon.drain_s",

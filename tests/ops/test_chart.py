@@ -100,6 +100,12 @@ def test_no_secret_is_ever_rendered(case: Path) -> None:
     assert all("value" not in env for env in keys if env["name"] == "ANTHROPIC_API_KEY")
 
 
+def test_a_lease_is_given_only_where_somebody_set_it() -> None:
+    """A pool that an admin provisioned with another lease keeps it."""
+    assert not [word for word in render().daemon()["args"] if word.startswith("--lease-s")]
+    assert "--lease-s=20" in render("--set", "leaseSeconds=20").daemon()["args"]
+
+
 def test_a_pool_overrides_what_it_names_and_inherits_the_rest() -> None:
     """Maps are merged, lists replaced, and 0 and false count as given."""
     release = render("--values", CHART / "ci" / "pools-values.yaml")

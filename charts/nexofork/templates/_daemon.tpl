@@ -22,7 +22,9 @@ daemon's options. All of these take a pool: {"key", "name", "values", "root"}.
 {{- define "nexofork.daemonArgs" -}}
 {{ include "nexofork.targetArgs" . }}
 - --slots={{ int .values.slots }}
-- --lease-s={{ .values.leaseSeconds }}
+{{- with .values.leaseSeconds }}
+- --lease-s={{ . }}
+{{- end }}
 - --drain-s={{ .values.drainSeconds }}
 - --leader-wait-s={{ .values.leaderWaitSeconds }}
 - --sandbox={{ .values.sandbox }}

@@ -8,15 +8,17 @@ import socket
 import subprocess
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.jetstream import call as call_api
-from nexofork.wire.streams import log_stream
+from nexofork.wire.streams import CONSUMER, log_stream
 from tests.integration.cli.conftest import objects
 from tests.support.conversation import call, says
+from tests.support.nats import SMALL, connected
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -121,3 +123,23 @@ async def test_provision_sets_the_room_there_is(own_pool: World) -> None:
         async with open_bus(BusSettings(urls=(own_pool.nats,))) as bus:
             info = await call_api(bus, f"STREAM.INFO.{log_stream(own_pool.pool)}", None)
         assert info["config"]["max_bytes"] == 2 << 20
+
+
+async def test_the_first_daemon_keeps_the_lease_that_an_admin_gave_the_pool(own_pool: World) -> None:
+    """Its own default is no wish; one that was given is, and the pool's consumer gets it."""
+    assert own_pool.run("provision", *own_pool.at, "--lease-s", "60", "--max-bytes", str(SMALL)).returncode == 0
+
+    with own_pool.daemon():
+        assert await lease_of(own_pool) == 60.0
+    for given in (("--lease-s", "7"), ("--lease-s", "15")):
+        alone = replace(own_pool, pool=f"{own_pool.pool}x{given[1]}")
+        assert alone.run("provision", *alone.at, "--lease-s", "60", "--max-bytes", str(SMALL)).returncode == 0
+        with alone.daemon(*given):
+            assert await lease_of(alone) == float(given[1])
+
+
+async def lease_of(world: World) -> float:
+    """How long a request of the pool may stay unrenewed."""
+    async with connected(world.nats) as bus:
+        info = await call_api(bus, f"CONSUMER.INFO.{log_stream(world.pool)}.{CONSUMER}")
+    return float(info["config"]["ack_wait"]) / 1e9
