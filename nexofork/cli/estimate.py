@@ -155,15 +155,18 @@ def _usd(cost: float) -> str:
     return f"{cost:,.2f}" if cost >= 100 else f"{cost:.4f}"
 
 
+def _sharing(found: Estimate) -> str:
+    even, saved = found.break_even_children, round(found.saved, 6)
+    effect = f"saves {saved:.1%} of the input bill" if saved >= 0 else f"costs {-saved:.1%} more input than not sharing"
+    if even is None:
+        return f"Sharing {effect}; with more children it does not." if saved > 0 else "Sharing never pays here."
+    if saved > 0 and found.children < even:  # a lone child writes at a lower price than two would
+        return f"Sharing {effect}; with more children it pays from {even:,} on."
+    return f"Sharing {effect}; it pays from {'1 child' if even == 1 else f'{even:,} children'} on."
+
+
 def _verdicts(found: Estimate) -> list[str]:
-    lines = []
-    if found.break_even_children is None:
-        lines.append("Sharing never pays here.")
-    else:
-        saves = f"saves {found.saved:.1%} of the input bill"
-        effect = saves if found.saved >= 0 else f"costs {-found.saved:.1%} more input than not sharing"
-        children = "1 child" if found.break_even_children == 1 else f"{found.break_even_children:,} children"
-        lines.append(f"Sharing {effect}; it pays from {children} on.")
+    lines = [_sharing(found)]
     named = found.named
     if named.cheaper is None or named.difference_usd is None:
         return lines

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nexofork.core.boilerplate import check_directive
 from nexofork.core.query_source import QuerySource, refuse_if_fork
 from nexofork.economics.bills import Tariff
-from nexofork.economics.forecast import Forecast
+from nexofork.economics.forecast import MOST_CHILDREN, Forecast
 from nexofork.economics.named_agents import MOST_CONTEXT_TOKENS, compare_named
 from nexofork.economics.outlook import is_billed
 from nexofork.economics.prices import current_prices
@@ -40,7 +40,6 @@ OUTPUT_TOKENS = 1_000
 """What a turn is taken to answer: a report of a page or two."""
 FRESH_CONTEXT_TOKENS = 20_000
 """What a named agent is taken to need: system prompt, tools, its task, and what it has to read to know as much."""
-MOST_CHILDREN = 100_000
 MOST_TURNS = 1_000
 _MOST_OUTPUT_TOKENS = 10_000_000
 _LARGEST_MINIMUM = 4096
@@ -77,7 +76,7 @@ class Estimate:
     ideal: Bill
     """The prefix written once and read by everybody else; a single call writes nothing."""
     break_even_children: int | None
-    """From how many children on sharing is cheaper; None where it never is."""
+    """From how many children on sharing is cheaper, however many more there are; None where it is not."""
     named: NamedAgents
     notes: tuple[str, ...]
     """What to know before relying on the figures."""

@@ -6,6 +6,7 @@ or caches for its own later turns where that is cheaper.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from nexofork.economics.bills import Tariff
     from nexofork.economics.fan_out import Decision, Plan
 
-__all__ = ["Forecast"]
+__all__ = ["MOST_CHILDREN", "Forecast"]
 
-_MOST_TO_BREAK_EVEN = 1_000
+MOST_CHILDREN = 100_000
 _WAIT_LIMIT_S = 30.0
 """How long a child waits for its leader unless its host says otherwise."""
 _SAME = 1e-9
@@ -125,16 +126,32 @@ class Forecast:
         return self.bill("leader_first")
 
     def break_even(self) -> int | None:
-        """Return the least number of children for which sharing is cheaper than not to."""
-        if not self.cached:
+        """Return the least number of children from which on sharing is cheaper than not to; None where there is none.
+
+        Two facts make a few looks enough. From some number on the fan-out starts as the largest one does, and before it
+        all children are writers, each with the same bill: then 2 stands for all of them but a lone one, which writes
+        for a shorter time. And among fan-outs that start alike each further child costs the same, so that among those
+        that pay for `MOST_CHILDREN` there is one crossing at most.
+        """
+        if not self.cached or not self.pays(MOST_CHILDREN):
             return None
+        last = self._start(MOST_CHILDREN)
+        numbers = range(MOST_CHILDREN + 1)
+        alike = bisect_left(numbers, True, lo=2, key=lambda children: self._start(children) == last)
+        paying = bisect_left(numbers, True, lo=alike, key=self.pays)
+        if paying > alike or not self.pays(2):
+            return paying
+        return 1 if self.pays(1) else 2
+
+    def pays(self, children: int) -> bool:
+        """Whether so many children are cheaper together than each on its own."""
         own = round(sum(self.own) / len(self.own))
-        alone = self._child("alone", own).input_cost
-        for children in range(1, _MOST_TO_BREAK_EVEN + 1):
-            shared = self.bill(self.decide(children).plan, {own: children}).input_cost
-            if shared < children * alone * (1 - _SAME):
-                return children
-        return None
+        shared = self.bill(self.decide(children).plan, {own: children}).input_cost
+        return shared < children * self._child("alone", own).input_cost * (1 - _SAME)
+
+    def _start(self, children: int) -> tuple[Plan, bool]:
+        decision = self.decide(children)
+        return decision.plan, decision.writes_tail
 
     def _child(self, role: str, own: int) -> Bill:
         if (role, own) not in self._bills:

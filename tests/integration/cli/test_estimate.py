@@ -11,7 +11,7 @@ import pytest
 
 from nexofork import CacheSafeParams, Reply, estimate
 from nexofork.cli import run_command
-from tests.support.conversation import request
+from tests.support.conversation import MARK_1H, request
 from tests.unit.economics.test_prices import entry, written
 
 if TYPE_CHECKING:
@@ -206,3 +206,29 @@ def test_it_needs_no_nats_and_no_key(world: World, files: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["children"] == 1
+
+
+@pytest.mark.parametrize(
+    ("children", "turns", "output", "said"),
+    [
+        (1, 2, 800, r"Sharing saves \d+\.\d% of the input bill; with more children it pays from 3 on\."),
+        (2, 2, 800, r"Sharing costs \d+\.\d% more input than not sharing; it pays from 3 children on\."),
+        (3, 2, 800, r"Sharing saves \d+\.\d% of the input bill; it pays from 3 children on\."),
+        (1, 3, 4_000, r"Sharing saves \d+\.\d% of the input bill; with more children it does not\."),
+        (2, 3, 4_000, r"Sharing never pays here\."),
+    ],
+)
+def test_a_lone_child_that_pays_says_nothing_about_more(
+    ask: Ask, files: Path, children: int, turns: int, output: int, said: str
+) -> None:
+    """It writes a short prompt for five minutes where two would for an hour, so the verdict tells the two apart."""
+    body = request(tokens=600, mark=MARK_1H, model="claude-opus-5-5")
+    usage = {"input_tokens": 0, "cache_creation_input_tokens": 600}
+    reply = {"role": "assistant", "content": [{"type": "text", "text": "I fork."}], "usage": usage}
+    (files / "REQUEST.json").write_text(json.dumps(body, separators=(",", ":")))
+    (files / "REPLY.json").write_text(json.dumps(reply))
+
+    _, out, _ = ask(
+        "-d", "Look at the router.", "-n", str(children), "--turns", str(turns), "--output-tokens", str(output)
+    )
+    assert re.search(said, out)
