@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nexofork.agents.background import Background
 from nexofork.agents.definition import FORK_AGENT
-from nexofork.agents.gate import permission_mode, refuse_closed_gate, with_permission_mode
+from nexofork.agents.gate import Gatekeeper, refuse_closed_gate
 from nexofork.agents.schema import read_call, read_reply, read_use
 from nexofork.agents.settings import AgentSettings
 from nexofork.agents.turn import refuse_other_turn, with_reply
@@ -106,7 +106,7 @@ class DelegationTool(Background):
             source: Has the parent's newest request.
             settings: The session's; the environment's unless said.
             timeout_s: The longest a run may take, whatever the model asks for.
-            equip: Gives every run what the tool does not know, as for `AgentTool`.
+            equip: Gives every run what the tool does not know, as for `AgentTool`; who answers what it asks, too.
 
         Raises:
             ForkRefused: The time is none.
@@ -117,6 +117,7 @@ class DelegationTool(Background):
         super().__init__(auto_background_s=self._settings.auto_background_s)
         self._forks = forks
         self._source = source
+        self._gate = Gatekeeper(self._settings)
         self._timeout_s = timeout_s
         self._equip = equip
 
@@ -197,7 +198,7 @@ class DelegationTool(Background):
             timeout=min(self._asked_s(use), equipped.timeout or math.inf),
             tool_use_id=use.id if claimed else None,
         )
-        return with_permission_mode(params, permission_mode(FORK_AGENT, self._settings))
+        return self._gate.permit(params, FORK_AGENT)
 
     def _asked_s(self, use: ToolUse) -> float:
         """Return the time the model gives the work, within what the session allows."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nexofork.agents.background import Background
 from nexofork.agents.context import AgentContext
 from nexofork.agents.definition import FORK_AGENT
-from nexofork.agents.gate import permission_mode, refuse_closed_gate, with_permission_mode
+from nexofork.agents.gate import Gatekeeper, nobody_answers, refuse_closed_gate
 from nexofork.agents.named_request import NamedRequests
 from nexofork.agents.nested import NestedAgents
 from nexofork.agents.registry import AgentRegistry
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["AgentTool", "Forks", "SnapshotSource"]
 
 log = logging.getLogger(__name__)
+
+_NOTE = "It runs in the background; a task-notification with this run_id as task-id tells its end."
+_ONLY_READS = " It may only read: nobody is there to answer what it asks."
 
 
 class Forks(Protocol):
@@ -89,12 +92,15 @@ class AgentTool(Background):
             settings: The session's; the environment's unless said.
             context: What named agents may be told about the project.
             equip: Gives every run what the tool does not know: its provider and tools in process, budgets, who forks
-                (`parent_ctx`), names of tools. It must not depend on the call, or siblings would differ.
+                (`parent_ctx`), names of tools, and who answers what it asks (`on_permission`): without that or a
+                `permission_mode` in the settings it may only read. It must not depend on the call, or siblings would
+                differ.
         """
         self._settings = settings or AgentSettings().from_env()
         super().__init__(auto_background_s=self._settings.auto_background_s)
         self._forks = forks
         self._source = source
+        self._gate = Gatekeeper(self._settings)
         self._agents = (agents or AgentRegistry()).copy()
         self._named = NamedRequests(context or AgentContext(), self._settings)
         self._equip = equip
@@ -186,7 +192,7 @@ class AgentTool(Background):
         reply = equipped.cache_safe.reply
         claimed = reply is not None and any(use.id == call.id for use in reply.tool_uses)
         params = replace(equipped, tool_use_id=call.id if claimed else None)
-        return with_permission_mode(params, permission_mode(definition, self._settings))
+        return self._gate.permit(params, definition)
 
     def _run_of(self, definition: AgentDefinition, equipped: ForkParams, *, nested: bool) -> ForkParams:
         """Return a named agent's run: its own request, its own tools, and none of what the parent has seen."""
@@ -206,7 +212,7 @@ class AgentTool(Background):
         )
         if AGENT_TOOL in request.tools:
             params = replace(params, tool_dispatcher=NestedAgents(params.tool_dispatcher, self._start_nested))
-        return with_permission_mode(params, permission_mode(definition, self._settings))
+        return self._gate.permit(params, definition)
 
     async def _start_nested(self, call: ToolCall) -> Running:
         """Start an agent for a named agent's own call; its parent is still the session's for tools and parameters."""
@@ -254,7 +260,7 @@ class AgentTool(Background):
             "run_id": handle.run_id,
             "agent": order.kind,
             "description": call.label,
-            "note": "It runs in the background; a task-notification with this run_id as task-id tells its end.",
+            "note": _NOTE + (_ONLY_READS if order.params.on_permission is nobody_answers else ""),
         }
         answer = _result(call.id, json.dumps(said, ensure_ascii=False, separators=(",", ":")))
         self._launched[call.id] = answer

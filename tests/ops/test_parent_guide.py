@@ -10,7 +10,7 @@ import pytest
 
 from nexofork import ForkStatus
 from nexofork.bus.embedded import EmbeddedServer
-from tests.support.conversation import KEY, call, request, says
+from tests.support.conversation import AGENT, BASH, KEY, call, request, says
 from tests.support.guides import Reader, blocks, commands
 from tests.support.repositories import Repo
 
@@ -120,3 +120,19 @@ async def test_steering_and_sidecars_work(fleet: Fleet) -> None:
 
     assert (first.status, again.status) == (ForkStatus.COMPLETED, ForkStatus.COMPLETED)
     assert said == "It is late."
+
+
+@pytest.mark.parametrize("name", ["tool_that_asks", "tool_that_asks_nobody"])
+async def test_agents_of_the_guides_tools_may_act(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """A command of a fork runs, allowed by the function or by the policy."""
+    await fleet.daemon()
+    tally = tmp_path / "tally"
+    writes = says("apple", {"tools": [call(command=f"echo ran >> {tally}")]}, DONE)
+    turn = {"tools": [call("Agent", prompt=writes, description="write")]}
+    await fleet.agent.ask(request(answer=turn, tools=[AGENT, BASH]))
+    async with fleet.connect() as forks, functions()[name](forks, fleet.agent.capture) as tool:
+        await tool.handle_all()
+        notice = await tool.next_notification()
+
+    assert "<status>completed</status>" in notice
+    assert tally.read_text() == "ran\n"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nexofork.bus.embedded import EmbeddedServer
 from nexofork.cli import COMMANDS
 from tests.support.conversation import BASH, call, request, says
+from tests.support.parents import results_in
 from tests.support.sessions import reads_the_parent, warm_request
 
 if TYPE_CHECKING:
@@ -101,3 +102,21 @@ def test_every_command_is_in_the_readme() -> None:
     named = set(re.findall(r"`([a-z]+)`", table.replace("`nexoforkd`", "").replace("`ready`", "")))
 
     assert named == set(COMMANDS)
+
+
+async def test_the_session_examples_callback_decides_what_its_agents_do(fleet: Fleet) -> None:
+    """A command that does more than read is asked for and denied with the example's note, without a wait."""
+    await fleet.daemon()
+    touches = says("touch", {"tools": [call("Bash", command="touch x")]}, {"text": "Scope: x\nResult: tried"})
+    calls = {"tools": [call("Agent", prompt=touches, description="touch")]}
+    asked = request(tools=[BASH], messages=[{"role": "user", "content": says("Go.", calls, {"text": "I wait."})}])
+    async with fleet.connect() as forks:
+        await names_in(examples()[2])["session"](fleet.agent.client, forks, asked)
+
+    denied = [
+        found["content"]
+        for record in fleet.sim.log[1:]
+        for found in results_in(fleet.sim, record.index)
+        if found.get("is_error")
+    ]
+    assert any("permission was denied: files only" in text for text in denied)
