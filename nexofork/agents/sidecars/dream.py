@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nexofork.agents.sidecars.launch import Sidecar
-from nexofork.agents.sidecars.lock import BOOKKEEPING, MemoryLock
+from nexofork.agents.sidecars.lock import MemoryLock
 from nexofork.agents.sidecars.seen import Seen, digest_of_folder, digest_of_session
 from nexofork.agents.sidecars.words import dream_prompt
 from nexofork.core.query_source import QuerySource
 from nexofork.engine.abort import AbortReason
 from nexofork.engine.filters import AutoMemFilter
 from nexofork.engine.filters.audit import changes, list_tree
+from nexofork.engine.filters.automem import BOOKKEEPING
 from nexofork.engine.filters.kinds import may_change
 from nexofork.engine.tools.arguments import Unable
 from nexofork.engine.tools.threads import in_thread
@@ -189,4 +190,4 @@ class _Watch:
 
     def _own(self, path: str) -> bool:
         found = Path(path)
-        return found.parent == self._filter.memory_dir and found.name.startswith(BOOKKEEPING)
+        return found.parent == self._filter.memory_dir and found.name in BOOKKEEPING

@@ -20,18 +20,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nexofork.engine.filters.automem import LOCK_FILE
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["BOOKKEEPING", "Holder", "MemoryLock"]
+__all__ = ["Holder", "MemoryLock"]
 
-BOOKKEEPING = ".dream"
-"""How the names begin of what dreams keep in the folder for themselves."""
-
-_NAME = ".dream.lock"
 _BEATS = 4
 """How often a holder is heard of before its lock would be stale."""
 _TRIES = 40
@@ -70,7 +67,7 @@ class MemoryLock:
         """
         if not stale_s > 0:
             raise ForkRefused(f"stale_s is {stale_s}; give seconds above 0.")
-        self._path = folder / _NAME
+        self._path = folder / LOCK_FILE
         self._folder = folder
         self._owner = owner
         self._stale_s = stale_s
@@ -146,7 +143,7 @@ class MemoryLock:
         info = os.fstat(file)
         if info.st_size == 0:
             return None
-        with tempfile.TemporaryFile(dir=self._folder, prefix=BOOKKEEPING) as probe:
+        with tempfile.TemporaryFile(dir=self._folder, prefix=LOCK_FILE) as probe:
             now = os.fstat(probe.fileno()).st_mtime
         record, pid = self._record(), self._record().get("pid")
         return Holder(

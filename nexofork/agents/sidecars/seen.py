@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexofork.agents.sidecars.lock import BOOKKEEPING
 from nexofork.agents.sidecars.notes import replace_file
+from nexofork.engine.filters.automem import BOOKKEEPING, SEEN_FILE
 
 if TYPE_CHECKING:
     from nexofork.core.snapshot import CacheSafeParams
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Seen", "digest_of_folder", "digest_of_session"]
 
-_NAME = ".dream.json"
 _KEPT = 64
 _READ_BYTES = 1024 * 1024
 
@@ -36,7 +35,7 @@ class Seen:
     def read(cls, folder: Path) -> Seen:
         """Return what is kept in a folder; nothing where that is missing or not to be read."""
         try:
-            found = json.loads((folder / _NAME).read_bytes())
+            found = json.loads((folder / SEEN_FILE).read_bytes())
             return cls(sessions=tuple(map(str, found["sessions"])), folder=str(found["folder"]))
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
@@ -57,7 +56,7 @@ class Seen:
             ForkRefused: It cannot be written.
         """
         kept = {"sessions": self.sessions, "folder": self.folder}
-        replace_file(folder / _NAME, json.dumps(kept).encode())
+        replace_file(folder / SEEN_FILE, json.dumps(kept).encode())
 
 
 def digest_of_session(snapshot: CacheSafeParams) -> str:
@@ -79,7 +78,7 @@ def digest_of_folder(folder: Path, stop: Stop) -> str:
         for name in sorted(names):
             stop.check()
             path = Path(place, name)
-            if place == str(folder) and name.startswith(BOOKKEEPING):
+            if place == str(folder) and name in BOOKKEEPING:
                 continue
             digest.update(json.dumps([str(path.relative_to(folder)), _content(path)]).encode())
     return digest.hexdigest()

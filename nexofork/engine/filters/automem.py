@@ -19,7 +19,12 @@ from nexofork.errors import ForkRefused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AutoMemFilter"]
+__all__ = ["BOOKKEEPING", "LOCK_FILE", "SEEN_FILE", "AutoMemFilter"]
+
+LOCK_FILE = ".dream.lock"
+SEEN_FILE = ".dream.json"
+BOOKKEEPING = frozenset((LOCK_FILE, SEEN_FILE))
+"""What dreams keep for themselves at the top of a memory folder: who writes there could dream beside another."""
 
 
 class AutoMemFilter:
@@ -87,7 +92,10 @@ class AutoMemFilter:
         if not isinstance(path, str) or not path:
             raise Outside("`file_path` must be a string beside the other arguments, not inside another object.")
         try:
-            return self._by_words(path) if self.elsewhere else inside(path, self.memory_dir)
+            found = self._by_words(path) if self.elsewhere else inside(path, self.memory_dir)
+            if found.parent == self.memory_dir and found.name.casefold() in BOOKKEEPING:
+                raise Outside("is bookkeeping of the memory folder")
+            return found
         except Outside as exc:
             raise Outside(f"{path!r} {exc}.") from exc
 

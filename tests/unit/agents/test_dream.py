@@ -277,3 +277,30 @@ async def test_notes_of_a_broken_bookkeeping_are_dreamed_of_anew(dreamer: Dreame
         (dreamer.memory / ".dream.json").write_text(words)
         assert (await dreamer.dream()).outcome == "ran"
     assert (await dreamer.dream()).skipped
+
+
+@pytest.mark.parametrize("name", [".dream.lock", ".dream.json", ".Dream.Lock"])
+async def test_a_dream_may_not_write_its_own_bookkeeping(dreamer: Dreamer, sim: Simulator, name: str) -> None:
+    """The call is denied, the lock stays its holder's, and what was seen is not forged."""
+    forged = '{"sessions": [], "folder": ""}'
+    await dreamer.turn({"tools": [call("FileWrite", file_path=dreamer.path(name), content=forged)]}, "Done.")
+    result = await dreamer.dream()
+
+    (answer,) = results_in(sim, 2)
+    assert answer["is_error"]
+    assert "bookkeeping" in answer["content"]
+    assert (result.ok, result.changed, result.audit) == (True, (), ())
+    assert (await dreamer.dream()).outcome == "nothing_new"
+
+
+@pytest.mark.parametrize("name", [".dream-hidden.md", ".dream.lock.md", ".dreams/note.md"])
+async def test_a_note_is_no_bookkeeping_for_the_way_its_name_begins(dreamer: Dreamer, name: str) -> None:
+    """It is among what changed, and a later change by somebody else is something new."""
+    (dreamer.memory / ".dreams").mkdir()
+    await dreamer.turn({"tools": [call("FileWrite", file_path=dreamer.path(name), content="x")]}, "Done.")
+    result = await dreamer.dream()
+
+    assert [(change.path, change.what) for change in result.changed] == [(dreamer.path(name), "added")]
+    assert (await dreamer.dream()).outcome == "nothing_new"
+    (dreamer.memory / name).write_text("somebody else's")
+    assert (await dreamer.dream()).outcome == "ran"

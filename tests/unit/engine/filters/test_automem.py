@@ -213,3 +213,13 @@ def test_what_can_start_programs_is_on_no_list(memory: Path, program: str) -> No
     assert judge.deny("Bash", {"command": "cat note.md | sort"}) is None
     for command in (program, f"{program} x", f"cat note.md | {program} 1", f"/usr/bin/{program}"):
         assert judge.deny("Bash", {"command": command}) is not None, command
+
+
+@pytest.mark.parametrize("name", [".dream.lock", ".dream.json", "deep/../.dream.lock", ".DREAM.json"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_dreams_keep_for_themselves_may_not_be_written(memory: Path, name: str, elsewhere: bool) -> None:
+    """Neither here nor judged by words; a file of that name in a folder below is a note like any other."""
+    judge = AutoMemFilter(memory, elsewhere=elsewhere)
+
+    assert "bookkeeping" in str(judge.deny("FileWrite", {"file_path": f"{memory}/{name}", "content": "x"}))
+    assert judge.deny("FileWrite", {"file_path": f"{memory}/deep/.dream.lock", "content": "x"}) is None
