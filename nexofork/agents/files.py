@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from typing import TYPE_CHECKING, Any
 
 from nexofork.agents.definition import AgentDefinition, check_definition
@@ -77,15 +79,33 @@ def _text(path: Path) -> str:
         return BadAgentDefinition(problem, fix=fix, where=str(path))
 
     try:
-        data = path.read_bytes()
+        found = _read(path)
     except OSError as exc:
         raise bad(f"cannot be read: {exc.strerror}", "Make it a file you may read.") from exc
-    if len(data) > _MOST_BYTES:
-        raise bad(f"has {len(data):,} bytes", f"An agent's prompt has at most {_MOST_BYTES:,}.")
+    if found is None:
+        raise bad("is no regular file", "Write the definition to a file.")
+    data, size = found
+    if size > _MOST_BYTES:
+        raise bad(f"has {size:,} bytes", f"An agent's prompt has at most {_MOST_BYTES:,}.")
     try:
         return data.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as exc:
         raise bad(f"is not UTF-8 at byte {exc.start}", "Save it as UTF-8.") from exc
+
+
+def _read(path: Path) -> tuple[bytes, int] | None:
+    """Return a file's beginning, longer than a definition may be, and its size; None where it is no regular file."""
+    # Opening a FIFO would wait for a writer, and a device may never end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(_MOST_BYTES + 1)
+        return data, max(len(data), info.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _one_text(entry: Entry) -> str:

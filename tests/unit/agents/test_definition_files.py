@@ -1,0 +1,54 @@
+"""Files that look like definitions and are none, and spellings of YAML that people use."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nexofork.agents.files import read_definition, read_folder
+from nexofork.errors import BadAgentDefinition
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def written(folder: Path, *lines: str) -> Path:
+    """A file with these keys."""
+    path = folder / "agent.md"
+    path.write_text("\n".join(("---", *lines, "---", "Do it.")))
+    return path
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "fifo", "folder"])
+def test_what_is_no_regular_file_is_refused_without_reading_it(tmp_path: Path, target: str) -> None:
+    """A link to a device without end, a FIFO that nobody writes to, a folder: named, and the others are read."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    agents = tmp_path / "agents"
+    agents.mkdir()
+    written(agents, "description: fine")
+    (agents / "odd.md").symlink_to(tmp_path / target)
+
+    found, (problem,) = read_folder(agents)
+
+    assert [one.name for one in found] == ["agent"]
+    assert problem.where == str(agents / "odd.md")
+    assert "is no regular file" in str(problem)
+
+
+def test_a_link_to_a_definition_is_read(tmp_path: Path) -> None:
+    """People link to definitions that they keep elsewhere."""
+    (tmp_path / "link.md").symlink_to(written(tmp_path, "description: d"))
+
+    assert read_definition(tmp_path / "link.md").description == "d"
+
+
+def test_a_huge_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    """It is not read for that."""
+    path = written(tmp_path, "description: d")
+    os.truncate(path, 10**12)
+
+    with pytest.raises(BadAgentDefinition, match="has 1,000,000,000,000 bytes"):
+        read_definition(path)
