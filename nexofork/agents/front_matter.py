@@ -6,6 +6,7 @@ and lists are all there is; what looks like more of YAML is refused rather than 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from nexofork.errors import BadAgentDefinition
@@ -13,6 +14,10 @@ from nexofork.errors import BadAgentDefinition
 __all__ = ["Entry", "FrontMatter", "read_front_matter"]
 
 _FENCE = "---"
+_QUOTES = ('"', "'")
+_QUOTED = re.compile(r"""(?P<quote>["'])(?P<text>.*?)(?P=quote)(?:\s+#.*)?""")
+_LIST = re.compile(r"\[(?P<items>.*?)\](?:\s+#.*)?")
+_COMMENT = re.compile(r"\s+#")
 _FOREIGN = ("{", "&", "!", "%", "@", "`")
 
 
@@ -88,17 +93,27 @@ class _Keys:
         if text in (">", "|", ">-", "|-"):
             return ("\n" if text[0] == "|" else " ").join(self._indented())
         if not text or text.startswith("#"):
-            return self._items()
+            return self._items(key) or ""  # an empty list has to be written as one
         if text.startswith("["):
-            if not text.endswith("]"):
-                raise self._bad("has a list without its ]", "Write it on one line: [one, two].", number, key)
-            inner = text[1:-1].strip()
-            return tuple(_unquoted(item.strip()) for item in inner.split(",")) if inner else ()
+            return self._listed(text, number, key)
         if text.startswith(_FOREIGN):
             raise self._bad(f"{text[:60]!r} is more than a text", "Put it in quotes.", number, key)
-        if text[0] in "\"'" and (len(text) < 2 or text[-1] != text[0]):
+        return self._scalar(text, number, key)
+
+    def _scalar(self, text: str, number: int, key: str) -> str:
+        """Return a text without its quotes, or without the comment behind it."""
+        if quoted := _QUOTED.fullmatch(text):
+            return quoted["text"]
+        if text[:1] in _QUOTES:
             raise self._bad(f"{text[:60]!r} has only one of its quotes", "Close it, or leave both out.", number, key)
-        return _unquoted(text) if text[0] in "\"'" else text.partition(" #")[0].rstrip()
+        return _COMMENT.split(text)[0]
+
+    def _listed(self, text: str, number: int, key: str) -> tuple[str, ...]:
+        found = _LIST.fullmatch(text)
+        items = [item.strip() for item in found["items"].split(",")] if found else []
+        if found is None or any(_COMMENT.search(item) and item[0] not in _QUOTES for item in items):
+            raise self._bad("has a list without its ]", "Write it on one line: [one, two].", number, key)
+        return tuple(self._scalar(item, number, key) if item else "" for item in items) if items != [""] else ()
 
     def _indented(self) -> list[str]:
         taken = []
@@ -107,16 +122,13 @@ class _Keys:
             self._at += 1
         return taken
 
-    def _items(self) -> tuple[str, ...]:
+    def _items(self, key: str) -> tuple[str, ...]:
         items = []
         while self._at < len(self._lines) and self._lines[self._at].lstrip().startswith("- "):
-            items.append(_unquoted(self._lines[self._at].lstrip()[2:].strip()))
+            text = self._lines[self._at].lstrip()[2:].strip()
             self._at += 1
+            items.append("" if text.startswith("#") else self._scalar(text, self._at + 1, key))
         return tuple(items)
 
     def _bad(self, problem: str, fix: str, line: int, key: str | None = None) -> BadAgentDefinition:
         return BadAgentDefinition(problem, fix=fix, where=self._where, line=line, key=key)
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] in "\"'" and text[-1] == text[0] else text

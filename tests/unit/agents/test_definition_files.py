@@ -52,3 +52,55 @@ def test_a_huge_file_is_refused_by_its_size(tmp_path: Path) -> None:
 
     with pytest.raises(BadAgentDefinition, match="has 1,000,000,000,000 bytes"):
         read_definition(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "description"),
+    [
+        ('description: "quoted" # comment', "quoted"),
+        ("description: 'quoted'\t# comment", "quoted"),
+        ('description: "a # b"', "a # b"),
+        ('description: "a" # says "b"', "a"),
+        ('description: "a "b" c"', 'a "b" c'),
+        ('description: "a"#b"', 'a"#b'),
+        ("description: plain # comment", "plain"),
+    ],
+)
+def test_a_comment_may_stand_behind_a_text(tmp_path: Path, line: str, description: str) -> None:
+    """Quoted or not; a # inside of quotes is none."""
+    assert read_definition(written(tmp_path, line)).description == description
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['tools: [Bash, "FileRead"] # read'],
+        ["tools: [Bash, FileRead]  # see [x]"],
+        ["tools:", "- Bash # runs", '- "FileRead" # reads'],
+        ["tools: # these", "  - Bash", "  - FileRead"],
+        ["tools: Bash, FileRead # read"],
+    ],
+)
+def test_a_comment_may_stand_behind_a_list(tmp_path: Path, lines: list[str]) -> None:
+    """However it is written, and behind each of its items."""
+    assert read_definition(written(tmp_path, "description: d", *lines)).tools == ("Bash", "FileRead")
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "words"),
+    [
+        (["tools:"], 3, "'' is not a list of names"),
+        (["tools: # none yet", "model: haiku"], 3, "'' is not a list of names"),
+        (["disallowed_tools:"], 3, "'' is not a list of names"),
+        (["tools: [Bash # all]"], 3, "has a list without its ]"),
+        (["tools:", "- Bash", '- "FileRead'], 5, "has only one of its quotes"),
+        (["tools:", "- Bash", "- # FileRead"], 3, "is not a list of names"),
+    ],
+)
+def test_a_list_that_says_nothing_is_no_list(tmp_path: Path, lines: list[str], line: int, words: str) -> None:
+    """An agent without tools has to be meant: `tools: []`; a slip in an item is named by its line."""
+    with pytest.raises(BadAgentDefinition, match=words) as caught:
+        read_definition(written(tmp_path, "description: d", *lines))
+
+    assert caught.value.line == line
+    assert read_definition(written(tmp_path, "description: d", "tools: []")).tools == ()
