@@ -1,8 +1,9 @@
 """The Delegate tool of a parent: its model hands over a piece of work and waits for the report.
 
 Agent answers at once and reports later; Delegate is for what the parent cannot go on without. The wait is a synchronous
-fork's: it can be moved to the background at any time, by `background` or after the factory's ``auto_background_s``. The
-call is then answered with where the run is, and its end comes as a notification; nothing is lost or restarted.
+fork's: it can be moved to the background at any time, by `background` or after the ``auto_background_s`` of the session
+or the factory, whichever is shorter. The call is then answered with where the run is, and its end comes as a
+notification; nothing is lost or restarted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nexofork.agents.background import Background
 from nexofork.agents.definition import FORK_AGENT
 from nexofork.agents.gate import Gatekeeper, refuse_closed_gate
+from nexofork.agents.patience import moved_after
 from nexofork.agents.schema import read_call, read_reply, read_use
 from nexofork.agents.settings import AgentSettings
 from nexofork.agents.turn import refuse_other_turn, with_reply
@@ -102,7 +104,7 @@ class DelegationTool(Background):
         """Make the tool of one session.
 
         Args:
-            forks: Starts the runs; its ``auto_background_s`` says when a wait moves to the background by itself.
+            forks: Starts the runs.
             source: Has the parent's newest request.
             settings: The session's; the environment's unless said.
             timeout_s: The longest a run may take, whatever the model asks for.
@@ -174,7 +176,9 @@ class DelegationTool(Background):
 
     async def _answer(self, use: ToolUse, snapshot: CacheSafeParams, *, siblings: int) -> dict[str, Any]:
         try:
-            handle = await self._forks.fork(replace(self._order(use, snapshot), siblings=siblings))
+            params = replace(self._order(use, snapshot), siblings=siblings)
+            with moved_after(self._settings.auto_background_s, params, self._forks.background) as moving:
+                handle = await self._forks.fork(moving)
         except (ForkRefused, BusError) as exc:
             log.warning("a Delegate call was not followed: %s", exc)
             return _result(use.id, str(exc), is_error=True)

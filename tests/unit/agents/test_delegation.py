@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork import CacheSafeSlot, DefaultForkSubagent, ParentContext, QuerySource
+from nexofork import CacheSafeSlot, DefaultForkSubagent, ForkParams, ParentContext, QuerySource
 from nexofork.agents.delegation import DELEGATE_TOOL_SCHEMA, DelegationTool, delegate_tool
+from nexofork.agents.patience import moved_after
 from nexofork.agents.settings import AgentSettings
 from nexofork.core.boilerplate import BOILERPLATE
+from nexofork.engine.events import ForkEnded, ForkStarted
 from nexofork.errors import BadReply, EmptySlot, ForkRefused
 from tests.support.conversation import BASH, call, request, says
 from tests.support.parents import body_of
 
 if TYPE_CHECKING:
-    from nexofork import AnthropicProvider, ForkParams
+    from nexofork import AnthropicProvider
     from nexofork.simulator import Simulator
     from tests.support.parents import Parent
 
@@ -217,3 +219,39 @@ async def test_wrong_use_is_named(session: Session) -> None:
 def test_the_schema_is_constant_and_survives_the_sdk() -> None:
     """Serialised as the SDK does, it is the same bytes again."""
     assert json.dumps(delegate_tool(), ensure_ascii=False, separators=(",", ":")).encode() == DELEGATE_TOOL_SCHEMA
+
+
+@pytest.mark.parametrize("limit_s", [0.05, 1e-9])
+async def test_a_wait_moves_by_itself_after_the_sessions_time(session: Session, sim: Simulator, limit_s: float) -> None:
+    """As the settings say, be it before the wait has begun; the end is told, and the run's events are still seen."""
+    seen: list[object] = []
+    session.params["on_message"] = seen.append
+    await session.calls({"prompt": says("slow", {"text": "Late.", "hold": "end"})})
+    async with session.tool(settings=AgentSettings(auto_background_s=limit_s)) as tool:
+        (answer,) = await tool.handle_all()
+        assert json.loads(answer["content"])["status"] == "async_launched"
+        sim.release("end")
+        assert "Late." in str(await tool.next_notification())
+
+    assert isinstance(seen[0], ForkStarted)
+    assert isinstance(seen[-1], ForkEnded)
+
+
+async def test_only_the_wait_that_took_so_long_is_moved(session: Session) -> None:
+    """It is named by its run, once, and tried again where it had not begun."""
+    snapshot = await session.parent.ask()
+    asked, moved = list[str](), asyncio.Event()
+
+    def background(run_id: str) -> int:
+        asked.append(run_id)
+        if len(asked) == 2:
+            moved.set()
+        return len(asked) - 1
+
+    started = ForkStarted(run_id="r1", label="x", directive="x", cache_key_hash=0)
+    with moved_after(0.001, ForkParams(cache_safe=snapshot, prompt_messages="x"), background) as params:
+        assert params.on_message is not None
+        params.on_message(started)
+        await moved.wait()
+
+    assert asked == ["r1", "r1"]
