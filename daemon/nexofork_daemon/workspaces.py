@@ -88,7 +88,10 @@ class RunWorkspace(NoWorkspace):
         self._worktree = worktree
         self._state = state
         self._folder = folder
-        self._kept: TreeState | None = order.state.checkpoints[-1].state if order.state.checkpoints else None
+        last = order.state.checkpoints[-1] if order.state.checkpoints else None
+        self._kept: TreeState | None = last.state if last else None
+        self._lacking = last.problem if last else ""
+        """What of the child's work was not kept when it came here."""
 
     def translated(self, paths: Mapping[str, str]) -> dict[str, str]:
         """Return what the parent has seen of files, by the paths they have in the checkout."""
@@ -115,9 +118,9 @@ class RunWorkspace(NoWorkspace):
         if recorded and history and history[-1].reply.stop_reason == "tool_use":
             moved = (
                 f"Your work goes on in another place: what was in {recorded.root} is in {root} now. "
-                f"Read every path under {recorded.root} as the same path under {root}."
+                f"Read every path under {recorded.root} as the same path under {root}. {self._lacking}"
             )
-            self.letter = Letter(id=f"workspace-{self._order.journal.epoch}", text=moved)
+            self.letter = Letter(id=f"workspace-{self._order.journal.epoch}", text=moved.rstrip())
         epoch = self._order.journal.epoch
         await self._order.journal.append(WorkspaceReady(epoch=epoch, at=time.time(), root=root, notice=notice))
 
@@ -139,7 +142,12 @@ class RunWorkspace(NoWorkspace):
         if state != self._kept and (self._kept or not self._is_start(state)):
             bundle = await self._order.blobs.put(await self._worktree.bundle(state, self._kept))
         self._kept = state
-        return Checkpoint(epoch=self._order.journal.epoch, at=time.time(), turn=turn, state=state, bundle=bundle)
+        epoch = self._order.journal.epoch
+        return Checkpoint(epoch=epoch, at=time.time(), turn=turn, state=state, bundle=bundle, problem=self._problem())
+
+    def _problem(self) -> str:
+        """Say what is missing from the work: here, and since it came here."""
+        return " ".join(dict.fromkeys(filter(None, (self._lacking, self._worktree.problem))))
 
     def _is_start(self, state: TreeState) -> bool:
         return state == self._worktree.start
@@ -161,7 +169,8 @@ class RunWorkspace(NoWorkspace):
         return replace(result, workspace=work)
 
     async def _work(self) -> WorkspaceWork:
-        return await self._sent(await self._worktree.look(), self._worktree.problem)
+        state = await self._worktree.look()
+        return await self._sent(state, self._problem())
 
     async def _sent(self, state: TreeState, problem: str) -> WorkspaceWork:
         work, bundle = await work_of(self._worktree, self._spec, state, run_id=self._order.run_id)

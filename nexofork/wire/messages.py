@@ -302,6 +302,8 @@ class Checkpoint(_Report):
     """What the repository was."""
     bundle: BlobRef | None = None
     """What it needs beyond the checkpoint before it; None where nothing is new."""
+    problem: str = ""
+    """What of the child's work is not in it, in words; whoever takes the run over tells the child."""
 
 
 class HandedOver(_Report):

@@ -157,3 +157,25 @@ async def test_what_a_dead_daemon_left_is_removed_and_a_living_ones_is_not(fleet
         await living.result()
 
     assert list(runs.iterdir()) == []
+
+
+async def test_what_a_checkpoint_could_not_hold_is_told(fleet: Fleet) -> None:
+    """To the child that goes on without it, and in the result."""
+    repo, first = await start(fleet)
+    turns = ({"tools": [call(command="git init -q lib; echo 1 > lib/a")]}, {"tools": [call()], "hold": "look"}, DONE)
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(says("fern", *turns), workspace=GitWorkspace(repo.path)))
+        await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Checkpoint))
+        await fleet.sim.received(3)
+        await first.kill()
+        await fleet.daemon("heir", state_dir=str(fleet.folder / "heir"))
+        await fleet.sim.received(4)
+        moved = told(fleet)
+        fleet.sim.release("look")
+        result = await handle.result()
+
+    left_out = "Repositories inside the checkout were left out: lib."
+    assert left_out in moved
+    assert result.workspace is not None
+    assert result.workspace.problem == left_out
+    assert {one.problem for one in await checkpoints(fleet, handle)} == {left_out}
