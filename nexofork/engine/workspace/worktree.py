@@ -190,6 +190,9 @@ class Worktree:
         await asyncio.to_thread(self._index.with_name("index.lock").unlink, missing_ok=True)
         files = git_in(self._keep, files=self.root, index=self._index)
         listing = await list_files(replace(files, time_s=_LIST_S), ignored=self._spec.ignored)
+        if listing.removed:
+            unwanted = await self._unwanted(files)
+            listing.removed = [path for path in listing.removed if path not in unwanted]
         left_out: list[bytes] = []
         written = self._half_written or not listing.clean
         if written:
@@ -197,6 +200,17 @@ class Worktree:
             left_out = await write_most(replace(files, time_s=_WRITE_S), listing)
         self.problem = _problem(left_out, listing.embedded)
         return (await files.run("write-tree")).decode().strip() if written else None
+
+    async def _unwanted(self, files: Git) -> set[bytes]:
+        """Return what the child has told git to leave out of its files, as in a sparse checkout: it is not removed."""
+        copy = self._folder / "staged"
+        await asyncio.to_thread(lambda: copy.write_bytes(self._child_index()))
+        looking = replace(files, environment={**files.environment, "GIT_INDEX_FILE": os.fspath(copy)}, time_s=_LIST_S)
+        try:
+            printed = await looking.run("ls-files", "-z", "-v", "--cached")
+        except GitFailed:
+            return set()
+        return {line[2:] for line in printed.split(b"\0") if line[:1].upper() == b"S"}
 
     async def salvage(self) -> list[TreeState]:
         """Return what can be had without reading the files, the best first: what was committed since, what was seen.

@@ -149,3 +149,28 @@ async def test_commits_can_be_had_without_reading_the_files(tmp_path: Path) -> N
     assert [state.head for state in states] == [head, spec.commit]
     assert states[1] == seen
     assert (work.head, work.uncommitted, bundle is None) == (head, False, False)
+
+
+LEFT_OUT = {
+    "one file": [["update-index", "--skip-worktree", "src/b.txt"]],
+    "a sparse checkout": [["sparse-checkout", "set", "--cone", "other"]],
+    "a sparse index": [["sparse-checkout", "init", "--cone", "--sparse-index"], ["sparse-checkout", "set", "other"]],
+}
+
+
+@pytest.mark.parametrize("way", LEFT_OUT)
+async def test_what_a_child_leaves_out_of_its_files_is_not_removed(tmp_path: Path, way: str) -> None:
+    """Merging its work would remove it at the parent; what the child removed itself is removed."""
+    worktree, _ = await begun(tmp_path)
+    child = Repo.at(worktree.root)
+    child.write("other/c", "x\n")
+    child.commit("More")
+    for command in LEFT_OUT[way]:
+        child.git(*command)
+    (worktree.root / "src/b.txt").unlink(missing_ok=True)
+    (worktree.root / "a.txt").unlink()
+
+    state = await worktree.look()
+
+    assert files_in(worktree, state.tree) == ["other/c", "src/b.txt"]
+    assert await worktree.look() == state
