@@ -1,35 +1,50 @@
 """Check the certificate a server is to be given, before it is given.
 
 The check is a TLS handshake in memory, so what is accepted here is what a client accepts: the key fits, the chain leads
-to the authority, and today lies within its dates.
+to the authority, today lies within its dates, and it names the host.
 """
 
 from __future__ import annotations
 
 import ssl
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from nexofork.errors import BadAuth
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["check_certificate"]
+__all__ = ["Checked", "check_certificate"]
 
 _DAY_S = 86_400
 
 
-def check_certificate(cert: Path, key: Path, ca: Path | None) -> float:
-    """Return for how many days the certificate is still good.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A certificate that can be used."""
+
+    days: float
+    """For how long it is still good."""
+    names: tuple[str, ...]
+    """The hosts it is for; at least one."""
+    unnamed: tuple[str, ...]
+    """Of the hosts that were asked about, those by which a client would refuse the server."""
+
+
+def check_certificate(cert: Path, key: Path, ca: Path | None, *, hosts: Iterable[str] = ()) -> Checked:
+    """Return what the certificate is good for.
 
     Args:
         cert: The server's certificate, with those between it and the authority.
         key: Its private key, not encrypted.
         ca: The authority clients will trust; None checks the certificate by itself.
+        hosts: Names and addresses by which the server may be reached.
 
     Raises:
-        BadAuth: It could not be used; the error names the file and what is wrong.
+        BadAuth: It could not be used, whatever the host; the error names the file and what is wrong.
     """
     for path in (cert, key, *((ca,) if ca else ())):
         try:
@@ -46,7 +61,29 @@ def check_certificate(cert: Path, key: Path, ca: Path | None) -> float:
         ) from exc
     except ssl.SSLError as exc:
         raise BadAuth(f"No TLS connection can be made with {cert}: {exc.reason}", fix="Use another one.") from exc
-    return (ssl.cert_time_to_seconds(str(seen["notAfter"])) - time.time()) / _DAY_S
+    names = tuple(str(name) for _, name in seen.get("subjectAltName", ()))
+    if not names:
+        raise BadAuth(
+            f"The certificate {cert} names no host",
+            fix="Make one whose subjectAltName has the names or addresses that clients use; they look nowhere else.",
+        )
+    return Checked(
+        days=(ssl.cert_time_to_seconds(seen["notAfter"]) - time.time()) / _DAY_S,
+        names=names,
+        unnamed=tuple(host for host in dict.fromkeys(hosts) if not _is_named(host, ours, cert)),
+    )
+
+
+def _is_named(host: str, ours: ssl.SSLContext, cert: Path) -> bool:
+    theirs = _client_side(cert, None)
+    theirs.check_hostname = True
+    # Servers and clients in Go do not fall back on the common name.
+    theirs.hostname_checks_common_name = False
+    try:
+        _handshake(ours, theirs, host.strip("[]"))
+    except (ssl.SSLCertVerificationError, ValueError):  # the latter where it can be no name at all
+        return False
+    return True
 
 
 def _server_side(cert: Path, key: Path) -> ssl.SSLContext:
@@ -67,7 +104,7 @@ def _server_side(cert: Path, key: Path) -> ssl.SSLContext:
 
 def _client_side(cert: Path, ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # which names clients will use is not known here
+    context.check_hostname = False  # asked about host by host
     # Without an authority the certificate vouches for itself, so that its dates are judged all the same.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
@@ -79,11 +116,11 @@ def _client_side(cert: Path, ca: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _handshake(ours: ssl.SSLContext, theirs: ssl.SSLContext) -> dict[str, object]:
+def _handshake(ours: ssl.SSLContext, theirs: ssl.SSLContext, host: str | None = None) -> dict[str, Any]:
     """Connect the two in memory and return the certificate as the client saw it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = ours.wrap_bio(to_server, to_client, server_side=True)
-    client = theirs.wrap_bio(to_client, to_server)
+    client = theirs.wrap_bio(to_client, to_server, server_hostname=host)
     done: set[ssl.SSLObject] = set()
     while len(done) < 2:
         for side in (client, server):

@@ -100,8 +100,9 @@ auth.add_command(check)
 def init(*, folder: Path, tenants: tuple[str, ...], pools: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Make keys for every role and the configuration of a server that tells them apart."""
     folder = folder.absolute()
-    tls = certificate(given["tls_cert"], given["tls_key"], given["tls_ca"])
-    server = server_of(folder, tls=tls, **{name: value for name, value in given.items() if not name.startswith("tls")})
+    files = [given.pop(name) for name in ("tls_cert", "tls_key", "tls_ca")]
+    tls = certificate(*files, listen=given["listen"], cluster=given["cluster"])
+    server = server_of(folder, tls=tls, **given)
     book = create(folder, server, tenants=tenants or ("default",), pools=pools or (DEFAULT_POOL,))
     if as_json:
         print_json({"folder": folder, "seeds": folder / "seeds", "tenants": [one.model_dump() for one in book.tenants]})

@@ -11,6 +11,7 @@ from nexofork.auth.book import Node, Server, Tls
 from nexofork.auth.certificates import check_certificate
 from nexofork.auth.rendering import is_loopback
 from nexofork.cli.options import token
+from nexofork.errors import BadAuth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,8 @@ __all__ = ["certificate", "host_and_port", "nodes", "server_of"]
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/,=]+)(?::(\d{1,5}))?(?::(\d{1,5}))?")
 _SIZES = (3, 5)
 _SOON_DAYS = 30
+_ANY = ("0.0.0.0", "::")
+"""All addresses of the machine: by which of its names it is reached is not known here."""
 
 
 def host_and_port(value: Any) -> tuple[str, int]:
@@ -50,8 +53,10 @@ def nodes(value: Any) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def certificate(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
-    """Check the files of a certificate, warn if it ends soon, and return them as the server will find them.
+def certificate(
+    cert: Path | None, key: Path | None, ca: Path | None, *, listen: tuple[str, int], cluster: tuple[Node, ...]
+) -> Tls | None:
+    """Check the files of a certificate, warn of what it is not good for, and return them as the server will find them.
 
     Raises:
         BadAuth: They cannot be used.
@@ -60,9 +65,15 @@ def certificate(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | N
         return None
     if cert is None or key is None:
         raise click.UsageError("TLS takes both --tls-cert and --tls-key.")
-    days = check_certificate(cert, key, ca)
-    if days < _SOON_DAYS:
-        click.echo(f"Warning: the certificate {cert} is good for {days:.0f} days only.", err=True)
+    hosts = [host for host in _hosts(listen, cluster) if host.strip("[]") not in _ANY]
+    checked = check_certificate(cert, key, ca, hosts=hosts)
+    if checked.unnamed:
+        named = f"The certificate {cert} names {', '.join(checked.names)}, and not {', '.join(checked.unnamed)}"
+        if cluster and ca and len(checked.unnamed) == len(set(hosts)):
+            raise BadAuth(named, fix="The servers of the cluster would refuse each other: name their hosts in it.")
+        click.echo(f"Warning: {named}. Whoever reaches a server by what it does not name refuses it.", err=True)
+    if checked.days < _SOON_DAYS:
+        click.echo(f"Warning: the certificate {cert} is good for {checked.days:.0f} days only.", err=True)
     return Tls(cert=str(cert.absolute()), key=str(key.absolute()), ca=str(ca.absolute()) if ca else None)
 
 
@@ -80,8 +91,7 @@ def server_of(
     copies = replicas or (3 if cluster else 1)
     if copies > max(len(cluster), 1):
         raise click.UsageError(f"{copies} replicas need as many servers; name them with --cluster.")
-    hosts = [node.host for node in cluster] or [listen[0]]
-    if not all(map(is_loopback, hosts)):
+    if not all(map(is_loopback, _hosts(listen, cluster))):
         if tls is None:
             click.echo("Warning: without TLS, everything between hosts can be read on the way.", err=True)
         if cluster and (tls is None or tls.ca is None):
@@ -98,3 +108,7 @@ def server_of(
         cluster=cluster,
         replicas=copies,
     )
+
+
+def _hosts(listen: tuple[str, int], cluster: tuple[Node, ...]) -> list[str]:
+    return [node.host for node in cluster] or [listen[0]]

@@ -31,13 +31,19 @@ def make_authority(folder: Path, name: str = "ca") -> Pair:
 
 
 def make_certificate(
-    folder: Path, authority: Pair, *, name: str = "server", not_before: str = "20200101000000Z", not_after: str
+    folder: Path,
+    authority: Pair,
+    *,
+    name: str = "server",
+    hosts: str = "IP:127.0.0.1",
+    not_before: str = "20200101000000Z",
+    not_after: str,
 ) -> Pair:
-    """A server's certificate for the loopback address; times are like 20300101000000Z."""
+    """A server's certificate; hosts are like DNS:a,IP:10.0.0.1 or nothing, times like 20300101000000Z."""
     pair, request = Pair(cert=folder / f"{name}.pem", key=folder / f"{name}.key"), folder / f"{name}.csr"
     _openssl(
         *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", pair.key),
-        *("-out", request, "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"),
+        *("-out", request, "-subj", f"/CN={name}", *(("-addext", f"subjectAltName={hosts}") if hosts else ())),
     )
     # `ca` sets both dates, which `x509` of this generation of openssl cannot.
     database = folder / f"{name}.db"

@@ -155,3 +155,45 @@ def test_an_open_address_and_a_short_certificate_are_warned_of(
     pair = make_certificate(tmp_path, make_authority(tmp_path), not_after=soon)
     assert run("init", tmp_path / "short", "--tls-cert", pair.cert, "--tls-key", pair.key) == 0
     assert "is good for 9 days only" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address", "warned"),
+    [
+        pytest.param("IP:10.9.9.9", ["--listen", "127.0.0.1:4222"], "names 10.9.9.9, and not 127.0.0.1", id="listen"),
+        pytest.param("IP:10.9.9.9", ["--listen", "0.0.0.0:4222"], "", id="any address"),
+        pytest.param("IP:10.9.9.9", ["--listen", "10.9.9.9"], "", id="its own"),
+        pytest.param("DNS:nats.example.com", ["--listen", "10.9.9.9"], "and not 10.9.9.9", id="another way in"),
+        pytest.param("DNS:a", ["--cluster", "n1=a,n2=b,n3=c"], "names a, and not b, c", id="one server of three"),
+        pytest.param("DNS:a,DNS:b,DNS:c", ["--cluster", "n1=a,n2=b,n3=c"], "", id="all three"),
+    ],
+)
+def test_a_certificate_for_other_hosts_is_warned_of(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], hosts: str, address: list[str], warned: str
+) -> None:
+    """Clients may have another name for the server, so it is made all the same; the warning says which hosts fit."""
+    ca = make_authority(tmp_path)
+    pair = make_certificate(tmp_path, ca, hosts=hosts, not_after="20990101000000Z")
+
+    tls = ("--tls-cert", pair.cert, "--tls-key", pair.key, "--tls-ca", ca.cert)
+    assert run("init", tmp_path / "auth", *address, *tls) == 0
+
+    said = capfd.readouterr().err
+    assert warned in said if warned else said == ""
+
+
+def test_a_certificate_that_cannot_work_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every client refuses one that names no host; servers that it does not name refuse each other."""
+    ca = make_authority(tmp_path)
+    for name, hosts, address, words in (
+        ("nobody", "", ["--listen", "0.0.0.0"], "names no host"),
+        ("others", "IP:10.9.9.9", ["--cluster", "n1=a,n2=b,n3=c"], "names 10.9.9.9, and not a, b, c"),
+    ):
+        pair = make_certificate(tmp_path, ca, name=name, hosts=hosts, not_after="20990101000000Z")
+        tls = ("--tls-cert", pair.cert, "--tls-key", pair.key, "--tls-ca", ca.cert)
+
+        assert run("init", tmp_path / name / "auth", *address, *tls) == 2
+
+        error = capfd.readouterr().err
+        assert (words in error, len(error.splitlines())) == (True, 1), error
+        assert not (tmp_path / name / "auth").exists()

@@ -24,14 +24,15 @@ def test_a_good_certificate_says_how_long(tmp_path: Path) -> None:
     server = make_certificate(tmp_path, ca, not_after=in_days(12))
 
     for authority in (ca.cert, None):
-        assert check_certificate(server.cert, server.key, authority) == pytest.approx(12, abs=0.1)
+        assert check_certificate(server.cert, server.key, authority).days == pytest.approx(12, abs=0.1)
 
 
 def test_a_bad_certificate_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """Expired, of another authority, with another key, not PEM, not there: each is named with its file."""
+    """Expired, of another authority, with another key, for no host, not PEM, not there: each is named with its file."""
     ca, other = make_authority(tmp_path), make_authority(tmp_path, "other")
     good = make_certificate(tmp_path, ca, not_after=in_days(99))
     old = make_certificate(tmp_path, ca, name="old", not_after="20210101000000Z")
+    nobody = make_certificate(tmp_path, ca, name="nobody", hosts="", not_after=in_days(99))
     rubbish = tmp_path / "rubbish.pem"
     rubbish.write_text("rubbish")
 
@@ -40,9 +41,24 @@ def test_a_bad_certificate_is_refused_with_the_reason(tmp_path: Path) -> None:
         (old.cert, old.key, None, "certificate has expired"),
         (good.cert, good.key, other.cert, r"unable to get local issuer certificate.*other\.pem.*--tls-ca"),
         (good.cert, old.key, ca.cert, r"old\.key does not belong to the certificate .*server\.pem"),
+        (nobody.cert, nobody.key, ca.cert, r"nobody\.pem names no host.*subjectAltName"),
         (rubbish, good.key, None, r"rubbish\.pem and .*PEM"),
         (good.cert, good.key, rubbish, r"rubbish\.pem holds no certificate"),
         (tmp_path / "none.pem", good.key, None, r"none\.pem cannot be read \(No such file"),
     ):
         with pytest.raises(BadAuth, match=words):
             check_certificate(cert, key, authority)
+
+
+def test_a_host_that_a_certificate_does_not_name_is_told(tmp_path: Path) -> None:
+    """Names, patterns and addresses count as a client takes them; a common name does not."""
+    ca = make_authority(tmp_path)
+    hosts = "DNS:nats.example.com,DNS:*.pool.example.com,IP:10.0.0.1,IP:::1"
+    pair = make_certificate(tmp_path, ca, name="server.example.com", hosts=hosts, not_after=in_days(99))
+    named = ("nats.example.com", "a.pool.example.com", "10.0.0.1", "[::1]")
+    others = ("server.example.com", "example.com", "a.b.pool.example.com", "10.0.0.2", "[::2]", "a..b", ".")
+
+    found = check_certificate(pair.cert, pair.key, ca.cert, hosts=(*named, *others, "10.0.0.2"))
+
+    assert found.names == ("nats.example.com", "*.pool.example.com", "10.0.0.1", "0:0:0:0:0:0:0:1")
+    assert found.unnamed == others
