@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -10,7 +11,7 @@ from nexofork.engine.result import ForkResult, ForkStatus
 if TYPE_CHECKING:
     from nexofork.core.usage import Usage
 
-__all__ = ["task_notification"]
+__all__ = ["in_xml", "task_notification"]
 
 _SUMMARY_CHARS = 80
 _STATUS = {
@@ -18,20 +19,30 @@ _STATUS = {
     ForkStatus.ABORTED: "killed",
     ForkStatus.TIMED_OUT: "timeout",
 }
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def task_notification(result: ForkResult) -> str:
-    """Return the ``<task-notification>`` of a finished child; everything in it is escaped."""
+    """Return the ``<task-notification>`` of a finished child; everything in it is escaped, or a question mark."""
     return (
         "<task-notification>\n"
-        f"<task-id>{escape(result.run_id)}</task-id>\n"
+        f"<task-id>{_escaped(result.run_id)}</task-id>\n"
         f"<status>{_STATUS.get(result.status, 'failed')}</status>\n"
-        f"<summary>{escape(_summary(result))}</summary>\n"
-        f"<result>{escape(result.final_text or result.error or '')}</result>\n"
+        f"<summary>{_escaped(_summary(result))}</summary>\n"
+        f"<result>{_escaped(result.final_text or result.error or '')}</result>\n"
         f"<usage><total_tokens>{_total(result.usage)}</total_tokens><tool_uses>{result.tool_uses}</tool_uses>"
         f"<duration_ms>{result.duration_ms}</duration_ms></usage>\n"
         "</task-notification>"
     )
+
+
+def in_xml(text: str) -> str:
+    """Return a text as XML can hold it: control characters and halves of surrogate pairs are question marks."""
+    return _NOT_XML.sub("?", text)
+
+
+def _escaped(text: str) -> str:
+    return escape(in_xml(text))
 
 
 def _summary(result: ForkResult) -> str:

@@ -83,3 +83,15 @@ def test_a_long_first_line_is_cut_in_the_summary_alone() -> None:
     found = read(task_notification(result(said="x" * 200)))
 
     assert (len(found["summary"]), len(found["result"])) == (80, 200)
+
+
+@pytest.mark.parametrize(
+    "said", ["\x1b[31mred\x1b[0m", "nul \x00 bell \x07", "half \ud83d", "\ufffe", "tab\tand\nline 😀"]
+)
+def test_what_xml_cannot_hold_is_a_question_mark(said: str) -> None:
+    """Colours of a terminal and the like leave a notice that any reader of XML takes; the rest stays."""
+    found = read(task_notification(result(ForkStatus.FAILED, said=said, error=said)))
+
+    expected = "".join("?" if char in "\x1b\x00\x07\ud83d\ufffe" else char for char in said)
+    assert found["result"] == expected
+    assert found["summary"] == expected.splitlines()[0]
