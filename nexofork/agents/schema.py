@@ -14,7 +14,7 @@ from typing import Any
 
 from nexofork.core.reply import Reply, ToolUse
 from nexofork.engine.tool_names import AGENT_TOOL
-from nexofork.errors import BadAgentCall
+from nexofork.errors import BadAgentCall, BadReply
 
 __all__ = ["AGENT_TOOL_SCHEMA", "AgentCall", "agent_tool", "read_call", "read_reply", "read_use"]
 
@@ -100,4 +100,7 @@ def read_reply(reply: object) -> Reply:
     if isinstance(reply, Reply):
         return reply
     dump = getattr(reply, "model_dump", None)
-    return Reply.from_response(dump(mode="json", exclude_unset=True) if callable(dump) else reply)  # type: ignore[arg-type]
+    said = dump(mode="json", exclude_unset=True) if callable(dump) else reply
+    if not isinstance(said, (bytes, str, dict, list)):
+        raise BadReply(f"is {type(reply).__name__}", fix="Pass the SDK's message, or the API's response.")
+    return Reply.from_response(said)

@@ -595,3 +595,12 @@ async def test_many_calls_of_one_reply_are_all_followed(session: Session) -> Non
 
     assert len(set(runs)) == 30
     assert all(sum(f"<task-id>{run}</task-id>" in (text or "") for text in told) == 1 for run in runs)
+
+
+@pytest.mark.parametrize("reply", [5, 1.5, object(), ("a",), {"content": 5}, "no JSON"])
+async def test_a_reply_that_is_none_is_a_named_error(session: Session, reply: object) -> None:
+    """Whatever was passed for it."""
+    await session.calls({"prompt": "x"})
+    async with session.tool() as tool:
+        with pytest.raises(BadReply):
+            await tool.handle_all(reply)
