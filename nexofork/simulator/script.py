@@ -18,7 +18,7 @@ from typing import Any
 from nexofork.simulator.errors import invalid
 from nexofork.simulator.faults import Fault, ScriptError, count, parse_fault
 from nexofork.simulator.prompt import content_blocks
-from nexofork.simulator.turns import Turn, parse_turns
+from nexofork.simulator.turns import Turn, parse_turns, refuse_half_pairs
 
 __all__ = ["Rule", "Script", "parse_rules"]
 
@@ -106,6 +106,7 @@ def parse_rules(value: Any) -> list[Rule]:
     Raises:
         ScriptError: naming the field that is wrong.
     """
+    refuse_half_pairs(value)
     if isinstance(value, Mapping) and set(value) == {"rules"}:
         value = value["rules"]
     return [_rule(item) for item in ([value] if isinstance(value, Mapping) else value)]
@@ -139,7 +140,7 @@ def _read_directive(text: str) -> tuple[Turn, ...]:
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
         return parse_turns(value)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise invalid(f"@sim: {exc}") from exc
 
 

@@ -8,6 +8,7 @@ Invariant: a `Turn` was checked when it was read; following it cannot fail.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from nexofork.simulator.faults import Fault, ScriptError, count, parse_fault, se
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Hold", "Turn", "parse_turn", "parse_turns", "stretch"]
+__all__ = ["Hold", "Turn", "parse_turn", "parse_turns", "refuse_half_pairs", "stretch"]
 
 FIELDS = frozenset(
     [
@@ -76,7 +77,20 @@ def parse_turns(value: Any) -> tuple[Turn, ...]:
     Raises:
         ScriptError: naming the field that is wrong.
     """
+    refuse_half_pairs(value)
     return tuple(parse_turn(turn) for turn in (value if isinstance(value, list) else [value]))
+
+
+def refuse_half_pairs(value: Any) -> None:
+    """Refuse a script with text that has no UTF-8: no reply could be made of it, nor an error that quotes it.
+
+    Raises:
+        ScriptError: There is half of a surrogate pair in it.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, default=repr).encode()
+    except UnicodeEncodeError as exc:
+        raise ScriptError("half of a surrogate pair cannot be said; write both escapes, or the character") from exc
 
 
 def parse_turn(value: Any) -> Turn:

@@ -247,3 +247,36 @@ async def test_long_context_does_not_reach_the_report(provider: Simulator) -> No
     answer = await post(provider, request(user(text(2000))))
 
     assert answer.json["usage"]["output_tokens"] < 3000
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        r'{"text": "\ud83d"}',
+        r'"\ude00 alone"',
+        r'{"thinking": "\ud83d"}',
+        r'{"tools": [{"name": "Bash", "input": {"command": ["\ud83d"]}}]}',
+        r'[{"text": "fine"}, {"text": "\ud83d"}]',
+        r'{"\ud83d": 1}',
+        r'{"text": "x", "stop_sequence": "\ud83d"}',
+        "[" * 100_000,
+    ],
+)
+async def test_a_script_that_cannot_be_sent_is_a_400(provider: Simulator, script: str) -> None:
+    """Half of a surrogate pair has no UTF-8; the answer says so, and the connection is not dropped."""
+    answer = await post(provider, request(user(f"@sim {script}")))
+
+    assert answer.status == 400
+    assert answer.json["error"]["type"] == "invalid_request_error"
+    assert "@sim" in answer.json["error"]["message"]
+
+
+async def test_a_whole_surrogate_pair_is_said(provider: Simulator) -> None:
+    """Both escapes together are one character."""
+    assert (await post(provider, request(user(r'@sim {"text": "\ud83d\ude00"}')))).text == "😀"
+
+
+def test_a_rule_that_cannot_be_sent_is_refused_when_it_is_set(provider: Simulator) -> None:
+    """Before any request meets it."""
+    with pytest.raises(ScriptError, match="half of a surrogate pair"):
+        provider.script({"match": "x", "turns": ["\ud83d"]})
