@@ -11,7 +11,7 @@ import click
 from nexofork.agents.definition import MODEL_ALIASES
 from nexofork.agents.registry import AgentRegistry
 from nexofork.cli.exit_codes import BAD_INPUT, OK
-from nexofork.cli.groups import HelpfulGroup
+from nexofork.cli.groups import ListingGroup
 from nexofork.cli.options import json_option
 from nexofork.cli.output import brief, plain, print_json, print_table
 from nexofork.errors import UnknownAgent
@@ -32,9 +32,9 @@ _project = click.option(
 )
 
 
-@click.group(cls=HelpfulGroup)
+@click.group(cls=ListingGroup)
 def agents() -> None:
-    """Show the named agents that a parent can start here.
+    """Show the named agents that a parent can start here; without a command, list them.
 
     Definitions are Markdown files in .nexofork/agents of the project and in ~/.config/nexofork/agents; a project's come
     before a user's, and those before the built-in ones. The exit code is 2 where a file cannot be used.

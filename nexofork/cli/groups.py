@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 import click
 
-__all__ = ["HelpfulGroup"]
+__all__ = ["HelpfulGroup", "ListingGroup"]
 
 _OTHER_NAMES = {
     **dict.fromkeys(("list", "ls", "status", "runs"), "ps"),
@@ -42,3 +42,12 @@ class HelpfulGroup(click.Group):
         if other and (other.startswith("-") or other.split()[0] in names):
             near = [other, *(one for one in near if one != other)]
         return f" Did you mean {' or '.join(f'`{ctx.command_path} {one}`' for one in near)}?" if near else ""
+
+
+class ListingGroup(HelpfulGroup):
+    """Runs its command ``list``, with that command's options, where none is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command in front of its options."""
+        unnamed = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        return super().parse_args(ctx, ["list", *args] if unnamed and not ctx.resilient_parsing else args)

@@ -103,3 +103,26 @@ def test_a_description_cannot_write_to_the_terminal(project: Path, capfd: pytest
     assert run_command(arguments=["agents", "show", "x"]) == 0
 
     assert "\x1b" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--project", "."]])
+def test_agents_alone_lists_them(project: Path, capfd: pytest.CaptureFixture[str], options: list[str]) -> None:
+    """With the options of list, and the exit code."""
+    assert run_command(arguments=["agents", *options]) == 0
+    alone = capfd.readouterr()
+    assert run_command(arguments=["agents", "list", *options]) == 0
+
+    assert alone == capfd.readouterr()
+    assert "Release" in alone.out
+    (project / "bad.md").write_text("nothing")
+    assert run_command(arguments=["agents", *options]) == 2
+
+
+def test_agents_still_helps_and_names_what_is_mistyped(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """--help is the group's, a wrong command and a wrong option are named."""
+    assert run_command(arguments=["agents", "--help"]) == 0
+    assert "show" in capfd.readouterr().out
+    assert run_command(arguments=["agents", "lst"]) == 2
+    assert "agents list`?" in capfd.readouterr().err
+    assert run_command(arguments=["agents", "--jsn"]) == 2
+    assert "No such option '--jsn'" in capfd.readouterr().err
