@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Children"]
 
+_DIGITS = 3
+"""Whoever types so few means a number: a run id that happens to begin with them is another agent."""
+
 
 class Children:
     """Starts runs for the Agent tool, and keeps their handles for the person at the terminal."""
@@ -65,14 +68,15 @@ class Children:
         return f"Agent {number} ({self.handles[number - 1].label})" if number else "The agent"
 
     def find(self, word: str) -> ForkHandle:
-        """Return the child of a number, or of a run id or the beginning of one.
+        """Return the child of a number, or of a run id or the beginning of one; up to three digits are a number.
 
         Raises:
             ForkRefused: There is none, or several.
         """
-        if word.isdecimal() and 0 < int(word) <= len(self.handles):
-            return self.handles[int(word) - 1]
-        found = [handle for handle in self.handles if word and handle.run_id.startswith(word)]
+        if word.isdecimal() and len(word) <= _DIGITS:
+            found = [handle for number, handle in enumerate(self.handles, start=1) if number == int(word)]
+        else:
+            found = [handle for handle in self.handles if word and handle.run_id.startswith(word)]
         if len(found) != 1:
             known = f"1 to {len(self.handles)}" if self.handles else "none yet"
             raise ForkRefused(f"{word or 'Nothing'} names {len(found) or 'no'} agents; agents here are: {known}.")
