@@ -141,15 +141,16 @@ class Session:
         self._idle = False
         ending = 0
         try:
-            async with asyncio.timeout(_ENDING_S):
-                await self._children.settled()
-                running = self._agents.running
-                if ending := len(self._children.running):
-                    self._terminal.show(f"Ending {ending} agents.")
-                problems = await self._children.end("interrupted by the user")
-                for run_id in running:
-                    if (result := await self._agents.wait(run_id)) is not None:
-                        self._untold.append(task_notification(result))
+            with self._terminal.unasked():
+                async with asyncio.timeout(_ENDING_S):
+                    await self._children.settled()
+                    running = self._agents.running
+                    if ending := len(self._children.running):
+                        self._terminal.show(f"Ending {ending} agents.")
+                    problems = await self._children.end("interrupted by the user")
+                    for run_id in running:
+                        if (result := await self._agents.wait(run_id)) is not None:
+                            self._untold.append(task_notification(result))
         except TimeoutError:
             problems = [f"{len(self._children.running)} agents have not reported their end yet; they were told to end."]
         self._untold += self._agents.notifications()

@@ -43,9 +43,10 @@ class Terminal:
         """Names a run to a person."""
         self._arrived: asyncio.Queue[str | None] = asyncio.Queue()
         self._partial = b""
-        self._answer: asyncio.Future[str] | None = None
+        self._answer: asyncio.Future[str | None] | None = None
         self._choices = ""
         self._one_question = asyncio.Lock()
+        self._asks_nothing = False
         self._at_margin = True
 
     @contextmanager
@@ -71,7 +72,7 @@ class Terminal:
     def show(self, text: str, *, end: str = "\n") -> None:
         """Print something that begins on a line of its own; an open question stays in sight below it."""
         self.stream(("" if self._at_margin else "\n") + text + end)
-        if self._answer is not None and end:
+        if self._answer is not None and not self._answer.done() and end:
             self.stream(self._choices)
 
     def stream(self, text: str) -> None:
@@ -92,19 +93,40 @@ class Terminal:
         """Return what the person says to a tool call; an ``on_permission`` callback."""
         ends_at = time.monotonic() + ask.deadline_s
         async with self._one_question:
-            # What was typed before the question was shown is not its answer.
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-            self.show(_question(self._who(ask.run_id), ask, left_s=max(0.0, ends_at - time.monotonic())))
-            self._choices = f"Allow? y(es), n(o), n REASON{', a(lways)' if ask.rules else ''}: "
-            while True:
-                self.show(self._choices, end="")
-                self._answer = asyncio.get_running_loop().create_future()
-                try:
-                    answer = _understood(await self._answer, ask)
-                finally:
-                    self._answer = None
-                if answer is not None:
-                    return answer
+            answer = None if self._asks_nothing else await self._asked(ask, ends_at)
+        if answer is None:
+            await asyncio.Event().wait()  # until the end of the run that asks cancels this
+        assert answer is not None
+        return answer
+
+    async def _asked(self, ask: PermissionAsk, ends_at: float) -> PermissionAnswer | None:
+        """Return the person's answer; None where the question was withdrawn."""
+        # What was typed before the question was shown is not its answer.
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        self.show(_question(self._who(ask.run_id), ask, left_s=max(0.0, ends_at - time.monotonic())))
+        self._choices = f"Allow? y(es), n(o), n REASON{', a(lways)' if ask.rules else ''}: "
+        while True:
+            self.show(self._choices, end="")
+            self._answer = asyncio.get_running_loop().create_future()
+            try:
+                said = await self._answer
+            finally:
+                self._answer = None
+            if said is None:
+                return None
+            if (answer := _understood(said, ask)) is not None:
+                return answer
+
+    @contextmanager
+    def unasked(self) -> Iterator[None]:
+        """Ask nothing as long as the block lasts, and withdraw what is asked: whoever asks is being ended."""
+        self._asks_nothing = True
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)
+        try:
+            yield
+        finally:
+            self._asks_nothing = False
 
     def _read(self, descriptor: int) -> None:
         try:

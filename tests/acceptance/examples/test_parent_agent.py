@@ -257,3 +257,27 @@ async def test_a_server_that_is_not_there_is_named(repo: Repo, environment: dict
     async with AtTerminal(command, cwd=repo.path, env=environment) as agent:
         await agent.until("parent_agent: .*127.0.0.1:9")
         assert await agent.ended() == 3
+
+
+async def test_an_interrupt_withdraws_the_questions_of_the_children(fleet: Fleet, agent: AtTerminal) -> None:
+    """Nothing is asked any more while they are ended, neither what was open nor what waited behind it."""
+    await two_hosts(fleet)
+    fleet.sim.script(fan_out({"text": "I wait."}), *(child(part, f"rm {part}.txt") for part in PARTS))
+    async with agent:
+        await agent.until("> ")
+        agent.type("Do all parts.")
+        await agent.until(r"asks to run Bash(.|\n)*Allow\?")
+        await fleet.sim.received(1 + len(PARTS))
+        for row in await runs(fleet):
+            await fleet.until_logged(row.run_id, lambda report: isinstance(report, wire.Asked))
+
+        agent.press(CTRL_C)
+        ending = await agent.until("Ending 3 agents")
+        await agent.until("Ended 3 of 3 agents")
+        await agent.until("> ")
+        agent.press(CTRL_D)
+        assert await agent.ended() == 0
+
+    assert "Allow?" not in agent.shown[ending.end() :]
+    assert "asks to run" not in agent.shown[ending.end() :]
+    assert {row.status for row in await runs(fleet)} == {ForkStatus.ABORTED}
