@@ -11,6 +11,7 @@ from nexofork import AgentDefinition, AgentRegistry, AgentTool, DelegateMode, De
 from nexofork.agents.builtin import BUILT_IN
 from nexofork.agents.definition import FORK_AGENT
 from nexofork.agents.settings import AgentSettings
+from nexofork.agents.sidecars import SidecarHost, away, btw
 from nexofork.core.boilerplate import BOILERPLATE
 from tests.support.conversation import AGENT, BASH, call, request, says
 from tests.support.parents import body_of, results_in
@@ -132,6 +133,22 @@ async def test_every_agent_is_started_in_the_background(
 
     assert all(told)
     assert [one.mode for one in noted.asked] == [DelegateMode.FORK_AND_FORGET] * 4
+
+
+async def test_every_sidecar_is_started_in_the_background(
+    parent: Parent, noted: NotingForks, equip: Callable[[ForkParams], ForkParams]
+) -> None:
+    """Nobody's foreground is taken for one, whatever the session equips its runs with."""
+    await parent.ask(request(answer={"text": "Done."}))
+
+    def waiting(params: ForkParams) -> ForkParams:
+        return replace(equip(params), mode=DelegateMode.SYNC)
+
+    host = SidecarHost(forks=noted, source=parent.capture, equip=waiting)
+    await btw(host, says("How far are you?", "Half way."))
+    await away(host)
+
+    assert [one.mode for one in noted.asked] == [DelegateMode.FORK_AND_FORGET] * 2
 
 
 async def test_a_delegated_fork_is_the_same_and_waited_for(
