@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork import AnthropicProvider, DefaultForkSubagent, ForkStatus, FunctionTools, QuerySource
 from tests.support.conversation import call, request, says
-from tests.support.parents import Parent, fork
-from tests.support.witness import common_prefix
+from tests.support.parents import Parent, body_of, fork
 
 if TYPE_CHECKING:
     from nexofork.simulator import Simulator
@@ -78,8 +77,7 @@ async def test_sidecars_of_one_turn_send_the_same_bytes_whenever_they_start(sim:
             body["system"][0]["text"] = "A flag flipped; the prompt is another now."
             body["tools"].reverse()
 
-    asked, first, second = (sim.body(index) for index in range(3))
-    assert first == second
-    assert asked is not None
-    assert first is not None
-    assert common_prefix(asked, first) >= asked.index(b'"messages"')
+    asked, first = body_of(sim, 0), body_of(sim, 1)
+    assert sim.body(1) == sim.body(2)
+    assert [first[key] for key in ("model", "system", "tools")] == [asked[key] for key in ("model", "system", "tools")]
+    assert first["messages"][0] == asked["messages"][0]
