@@ -102,3 +102,15 @@ def test_state_survives_the_wire(results: list[tuple[str, int]]) -> None:
 def test_unknown_and_missing_keys_are_tolerated_on_the_wire() -> None:
     """A newer sender may say more, an older one less."""
     assert ContentReplacementState.from_wire({"keep_chars": 7, "news": 1}) == ContentReplacementState(keep_chars=7)
+
+
+def test_a_clone_keeps_decisions_that_a_fresh_state_would_make_otherwise() -> None:
+    """What was sent whole while there was room stays whole in a clone, though by now there is none."""
+    state = ContentReplacementState(keep_chars=5, budget_chars=60)
+    whole, cut = state.apply("first", "x" * 50), state.apply("second", "y" * 50)
+    clone = state.clone()
+    fresh = ContentReplacementState(keep_chars=5, budget_chars=60, spent_chars=state.spent_chars)
+
+    assert (whole == "x" * 50, cut == "y" * 50) == (True, False)
+    assert [clone.apply("first", "x" * 50), clone.apply("second", "y" * 50)] == [whole, cut]
+    assert fresh.apply("first", "x" * 50) != whole
