@@ -383,17 +383,19 @@ class Bus:
         self._client.options["reconnect_time_wait"] = self._admission.pause_s
 
     def _violated(self, action: str, subject: str) -> None:
-        """Tell whoever waits for it. nats-py gives the server's words in lower case."""
-        news = logging.DEBUG if (action, subject) in self._violations else logging.WARNING
+        """Tell whoever waits for it, or the log where nobody does. nats-py gives the server's words in lower case."""
+        waiting = [exchange for exchange in self._exchanges.values() if exchange.subject.lower() == subject]
+        watching = list(self._on_denied.get(subject, ()))
+        told = action == "publish" and (waiting or watching)
+        news = logging.DEBUG if told or (action, subject) in self._violations else logging.WARNING
         log.log(news, "NATS does not permit %s: %s to %r", self.identity, action, subject)
         self._violations.append((action, subject))
         if action == "subscription":
             self._not_subscribed(subject)
             return
-        for exchange in list(self._exchanges.values()):
-            if exchange.subject.lower() == subject:
-                exchange.fail(NotPermitted(action, exchange.subject, self.identity))
-        for callback in list(self._on_denied.get(subject, ())):
+        for exchange in waiting:
+            exchange.fail(NotPermitted(action, exchange.subject, self.identity))
+        for callback in watching:
             callback(NotPermitted(action, subject, self.identity))
 
     def _not_subscribed(self, subject: str) -> None:

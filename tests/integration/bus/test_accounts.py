@@ -297,3 +297,20 @@ async def test_a_daemon_cannot_abort_by_the_library_either(roles: Roles, run_id:
     with pytest.raises(BusError, match="permissions violation"):
         await RunLog(roles.daemon, run_id).abort(AbortEvent())
     assert len(await RunLog(roles.parent, run_id).entries()) == 1
+
+
+async def test_what_is_refused_to_nobody_in_particular_is_logged_once(
+    accounts_server: AccountsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request tells its caller and not the log; of a plain message nobody would know otherwise."""
+    async with connected(accounts_server.url, seed=accounts_server.seeds["observer"]) as bus:
+        with pytest.raises(NotPermitted):
+            await bus.request("warm.asked", b"{}")
+        for _ in range(2):
+            await bus.publish("warm.said", b"{}")
+            await bus.flushed()
+        await eventually(lambda: caplog.records)
+
+    assert [record.message.rpartition(": ")[2] for record in caplog.records if record.levelname == "WARNING"] == [
+        "publish to 'warm.said'"
+    ]

@@ -62,3 +62,17 @@ def _stranger(folder: Path) -> Path:
     seed.write_text("SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY\n")
     seed.chmod(0o600)
     return seed
+
+
+def test_a_command_whose_key_is_right_says_nothing_alarming(
+    world: World, accounts_server: AccountsServer, tmp_path: Path
+) -> None:
+    """What the doctor must be refused, and the admin's look for its prefix, are expected: stderr stays empty."""
+    at = ("--nats", accounts_server.url, "--nkey")
+    bare = ("--sandbox", "none", "--state-dir", tmp_path)
+    checked = world.run("doctor", *at, accounts_server.seeds["daemon"], *bare)
+    provisioned = world.run("provision", *at, accounts_server.seeds["admin"])
+
+    assert "strangers are kept out" in checked.stdout
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert (provisioned.returncode, provisioned.stderr) == (0, "")
