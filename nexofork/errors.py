@@ -230,8 +230,10 @@ class SettingProblem:
 class BadSettings(ForkRefused):
     """Settings that cannot be used; all that is wrong with them, one line each."""
 
-    def __init__(self, problems: Sequence[SettingProblem]) -> None:
+    def __init__(self, problems: Sequence[SettingProblem], warnings: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
+        self.warnings = tuple(warnings)
+        """What is no error and may be the reason."""
         lines = list(map(str, problems))
         super().__init__(lines[0] if len(lines) == 1 else "\n  ".join((f"{len(lines)} settings are wrong:", *lines)))
 

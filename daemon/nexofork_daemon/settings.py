@@ -36,7 +36,7 @@ class DaemonSettings:
     pool: str = DEFAULT_POOL
     lease_s: float = 15.0
     """How long a run may go unrenewed before another daemon takes it."""
-    sets_lease: bool = True
+    sets_lease: bool = False
     """Whether somebody said so; else a pool that is there keeps its own."""
     drain_s: float = 60.0
     """How long running forks get to finish at shutdown before they are handed over."""

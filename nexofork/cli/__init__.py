@@ -115,6 +115,8 @@ def run_command(
         click.echo(f"Error: {exc.format_message()}{where}", err=True)
         return 2
     except BadSettings as exc:
+        for warning in exc.warnings:
+            click.echo(f"WARNING: {warning}", err=True)
         click.echo(f"Error: {exc}", err=True)
         return 2
     except click.ClickException as exc:

@@ -12,6 +12,7 @@ from nexofork.cli.exit_codes import BAD_INPUT, OK
 from nexofork.cli.options import json_option
 from nexofork.cli.output import plain, print_json, print_table
 from nexofork.cli.setting_options import client_file, daemon_file, surroundings
+from nexofork.config.contents import content_problems, missing_key
 from nexofork.config.keys import CLIENT_KEYS, DAEMON_KEYS
 from nexofork.config.kinds import looks_secret
 from nexofork.config.reading import read_settings
@@ -69,15 +70,14 @@ def show(*, config: Path | None, of_daemon: bool, as_json: bool) -> int:
 @config.command()
 @_which
 def check(*, config: Path | None, of_daemon: bool, as_json: bool) -> int:
-    """Say all that is wrong with the settings; exit code 2 if anything is."""
+    """Say all that is wrong with the settings and with the files they name; exit code 2 if anything is."""
     problems: list[dict[str, str]] = []
     warnings: tuple[str, ...] = ()
     file = _file(config, of_daemon=of_daemon)
     try:
-        settings = _read(config, of_daemon=of_daemon)
-        warnings = settings.warnings
+        warnings = _checked(config, of_daemon=of_daemon)
     except BadSettings as exc:
-        problems = [asdict(problem) for problem in exc.problems]
+        problems, warnings = [asdict(problem) for problem in exc.problems], exc.warnings
         if not as_json:
             raise
     if as_json:
@@ -96,6 +96,20 @@ def _file(named: Path | None, *, of_daemon: bool) -> Path | None:
 def _read(named: Path | None, *, of_daemon: bool) -> Settings:
     keys = DAEMON_KEYS if of_daemon else CLIENT_KEYS
     return read_settings(keys, {}, surroundings(_file(named, of_daemon=of_daemon)))
+
+
+def _checked(named: Path | None, *, of_daemon: bool) -> tuple[str, ...]:
+    """Return what is no error and should be changed.
+
+    Raises:
+        BadSettings: A setting is wrong, or a file that one names.
+    """
+    settings, environment = _read(named, of_daemon=of_daemon), surroundings(None).environment
+    lacking = missing_key(settings, environment)
+    warnings = (*settings.warnings, *([lacking] if lacking else []))
+    if problems := tuple(content_problems(settings, environment)):
+        raise BadSettings(problems, warnings)
+    return warnings
 
 
 def _row(setting: Setting) -> dict[str, Any]:

@@ -138,7 +138,7 @@ SANDBOX_KEYS = (
 DAEMON_KEYS = (
     Key(
         path="daemon.slots",
-        kind=kinds.whole(1),
+        kind=kinds.whole(1, ceiling=100_000),
         flag="--slots",
         default=64,
         reloads=True,
@@ -154,7 +154,7 @@ DAEMON_KEYS = (
     ),
     Key(
         path="daemon.lease_s",
-        kind=kinds.seconds(least=0.5),
+        kind=kinds.seconds(least=0.5, ceiling=86_400),
         flag="--lease-s",
         default=15.0,
         help="Silence before a takeover; unless given, a pool that is there keeps its own.",

@@ -33,6 +33,9 @@ _TOML_TYPES = {
     list: "a list",
     dict: "a section",
 }
+_CEILING = 1 << 30
+"""Of megabytes that is a petabyte."""
+_WEEK_S = 7 * 86_400.0
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 
@@ -53,6 +56,8 @@ class Kind:
     """Returns the value from one of the types or, for flags and variables, from text; raises `WrongValue`."""
     split: str = ""
     """Between the values of a list in a variable; empty where there is one value only."""
+    least: int = 0
+    """How many values a list needs."""
     is_path: bool = False
     """Whether a relative one in a file is relative to the file."""
     secret: bool = False
@@ -67,6 +72,8 @@ class Kind:
         """
         if self.split:
             one_or_more = value if isinstance(value, list) else [value]
+            if len(one_or_more) < self.least:
+                raise WrongValue("is empty")
             return tuple(self._one(one, folder) for one in one_or_more)
         return self._one(value, folder)
 
@@ -111,8 +118,14 @@ def toml_type(value: Any) -> str:
     return _TOML_TYPES.get(type(value), "a date or time")
 
 
-def whole(least: int, *, most: int | None = None) -> Kind:
-    """A whole number."""
+def whole(least: int, *, most: int | None = None, ceiling: int = _CEILING) -> Kind:
+    """A whole number.
+
+    Args:
+        least: The smallest.
+        most: The greatest, where that is part of what it means.
+        ceiling: What is surely a mistake above.
+    """
 
     def read(value: Any) -> int:
         try:
@@ -121,14 +134,16 @@ def whole(least: int, *, most: int | None = None) -> Kind:
             raise WrongValue from None
         if number < least or (most is not None and number > most):
             raise WrongValue
+        if number > ceiling:
+            raise WrongValue(f"is more than {ceiling}")
         return number
 
     limit = f"of {least} or more" if most is None else f"from {least} to {most}"
     return Kind(wanted=f"a whole number {limit}", types=(int,), read=read)
 
 
-def seconds(*, least: float = 0.0, zero: bool = False) -> Kind:
-    """A time in seconds."""
+def seconds(*, least: float = 0.0, zero: bool = False, ceiling: float = _WEEK_S) -> Kind:
+    """A time in seconds; above the ceiling it is surely a mistake."""
 
     def read(value: Any) -> float:
         try:
@@ -137,6 +152,8 @@ def seconds(*, least: float = 0.0, zero: bool = False) -> Kind:
             raise WrongValue from None
         if not math.isfinite(number) or number < least or (number == 0 and not zero):
             raise WrongValue
+        if number > ceiling:
+            raise WrongValue(f"is more than {ceiling:g}")
         return number
 
     limit = f"of {least:g} or more" if least or zero else "above 0"
@@ -198,7 +215,7 @@ def nats_urls() -> Kind:
             raise WrongValue("is not a NATS URL")
         return str(value)
 
-    return Kind(wanted="URLs such as nats://127.0.0.1:4222", types=(str,), read=read, split=",")
+    return Kind(wanted="URLs such as nats://127.0.0.1:4222", types=(str,), read=read, split=",", least=1)
 
 
 def http_url() -> Kind:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nexofork.config.keys import INLINE_SECRETS
 from nexofork.config.kinds import WrongValue, looks_secret, shown, toml_type
+from nexofork.config.variables import unread_variables
 from nexofork.errors import BadSettings, SettingProblem
-from nexofork.telemetry.settings import CONTENT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ def read_settings(keys: Sequence[Key], flags: Mapping[str, Any], around: Surroun
     work.read_flags(flags)
     found = work.settle()
     if work.problems:
-        raise BadSettings(work.problems)
+        raise BadSettings(work.problems, tuple(unread_variables(around.environment)))
     return Settings(by_path=found, warnings=tuple(work.warnings), file=around.file, flags=flags)
 
 
@@ -172,15 +172,7 @@ class _Reading:
             for variable in (*reversed(key.also), key.variable):
                 if text := environment.get(variable):
                     self._read_text(key, text, "environment", variable)
-        ours = {key.variable for key in self._keys.values()} | {CONTENT_VARIABLE}
-        prefixes = tuple({f"NEXOFORK_{key.section}_".upper() for key in self._keys.values()})
-        for name in sorted(environment):
-            if name.startswith(prefixes) and name not in ours:
-                # Not an error: orchestrators make variables of their own from the names of services.
-                near = get_close_matches(name, ours, 1)
-                self.warnings.append(
-                    f"{name} is no setting of ours and is ignored." + (f" Did you mean {near[0]}?" if near else "")
-                )
+        self.warnings += unread_variables(environment)
 
     def read_flags(self, flags: Mapping[str, Any]) -> None:
         for path, value in flags.items():
@@ -208,6 +200,7 @@ class _Reading:
     def settle(self) -> dict[str, Setting]:
         settled = {path: self._settled(key) for path, key in self._keys.items()}
         self._settle_who(settled)
+        self._compare(settled)
         for setting in settled.values():
             if setting.key.kind.secret and setting.value is not None:
                 self._look_at(setting)
@@ -240,6 +233,17 @@ class _Reading:
             return
         lower = min((creds, nkey), key=lambda setting: _LEVELS.index(setting.level))
         settled[lower.key.path] = Setting(key=lower.key, value=None, level="default", source="")
+
+    def _compare(self, settled: dict[str, Setting]) -> None:
+        """One git workspace cannot take more than all of them."""
+        one, every = settled.get("workspace.one_mb"), settled.get("workspace.all_mb")
+        if one is not None and every is not None and one.value > every.value:
+            given = one if one.level != "default" else every
+            self._wrong(
+                f"{given.source}: {given.key.path}" if given.level == "file" else given.source,
+                f"does not go with the other: one workspace may take {one.value} MB and all of them {every.value}",
+                f"Give {every.key.path} at least {one.key.path}.",
+            )
 
     def _look_at(self, setting: Setting) -> None:
         path: Path = setting.value

@@ -120,7 +120,8 @@ def _settings(given: dict[str, Any], seed: Path | None) -> DaemonSettings:
         given = {**given, "state_dir": Path(given["state_dir"])}
     if "disk" in given:
         given = {**given, "disk": DiskLimits(**given["disk"])}
-    return DaemonSettings(**{"sandbox": "none", **given}, secrets=() if seed is None else (seed,))
+    given = {"sandbox": "none", "sets_lease": "lease_s" in given, **given}
+    return DaemonSettings(**given, secrets=() if seed is None else (seed,))
 
 
 async def be_parent(spec: dict[str, Any]) -> None:

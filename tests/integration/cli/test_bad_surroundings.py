@@ -46,7 +46,7 @@ def test_a_stream_that_differs_is_named_and_changed_only_when_told(own_pool: Wor
     difference = f'stream {log_stream(own_pool.pool)} has discard "old" and needs "new"'
     for _ in range(2):
         found = checks(own_pool, tmp_path, *own_pool.at)["streams"]
-        assert (found["state"], "provision --apply" in found["fix"]) == ("wrong", True)
+        assert (found["state"], f"provision --pool {own_pool.pool} --apply" in found["fix"]) == ("wrong", True)
         assert difference in found["said"]
     for command in ("daemon", "provision", "ps"):
         bare = BARE if command == "daemon" else ()

@@ -58,6 +58,36 @@ def test_check_says_all_that_is_wrong(world: World, tmp_path: Path) -> None:
     assert "nothing is wrong" in world.run("config", "check", "--config", file).stdout
 
 
+def test_check_opens_what_the_settings_name(world: World, tmp_path: Path) -> None:
+    """A file that is there and holds something else is as wrong as one that is not; nothing of it is shown."""
+    for name in ("seed", "ca.pem", "mcp.json", "key"):
+        (tmp_path / name).write_text("" if name == "key" else "junk-5521")
+        (tmp_path / name).chmod(0o600)
+    file = tmp_path / "d.toml"
+    file.write_text(
+        "[nats]\nnkey_file = 'seed'\nca_file = 'ca.pem'\n[tools]\nmcp_config = 'mcp.json'\n"
+        "[provider]\napi_key_file = 'key'\n"
+    )
+    environment = {name: value for name, value in world.environment.items() if name != "ANTHROPIC_API_KEY"}
+    shown = world.run("config", "check", "--daemon", "--config", file, env=environment)
+
+    assert (shown.returncode, len(shown.stderr.splitlines())) == (2, 5)
+    for words in ("nats.nkey_file", "nats.ca_file", "tools.mcp_config", f"{tmp_path / 'key'} is empty"):
+        assert words in shown.stderr
+    assert "junk-5521" not in shown.stdout + shown.stderr
+
+
+def test_check_warns_where_no_key_for_the_provider_is_in_sight(world: World, tmp_path: Path) -> None:
+    """No error: systemd gives it to the daemon and not to who checks."""
+    file = tmp_path / "d.toml"
+    file.write_text("")
+    environment = {name: value for name, value in world.environment.items() if name != "ANTHROPIC_API_KEY"}
+    shown = world.run("config", "check", "--daemon", "--config", file, env=environment)
+
+    assert shown.returncode == 0
+    assert "WARNING: There is no key for the provider" in shown.stderr
+
+
 def test_the_sample_is_right_with_and_without_its_comments(world: World, tmp_path: Path) -> None:
     """Every setting of a daemon is in it, and every line of it can be used."""
     assert world.run("config", "check", "--daemon", "--config", _SAMPLE).returncode == 0

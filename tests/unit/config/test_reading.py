@@ -118,6 +118,18 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
         ("[nats]\nurl = 'http://x'\n", "nats.url is 'http://x', which is not a NATS URL."),
         ("[nats]\nurl = ['nats://a', 7]\n", "nats.url is ['nats://a', 7], which is a whole number."),
         ("[nats]\nurl = 'nats://a:99999'\n", "nats.url"),
+        ("[nats]\nurl = []\n", "nats.url is [], which is empty. Give URLs"),
+        (
+            "[daemon]\nslots = 99999999999999999999\n",
+            "daemon.slots is 99999999999999999999, which is more than 100000.",
+        ),
+        ("[daemon]\nlease_s = 1e300\n", "daemon.lease_s is 1e+300, which is more than 86400."),
+        ("[sandbox]\ndisk_mb = 99999999999\n", "sandbox.disk_mb is 99999999999, which is more than 1073741824."),
+        (
+            "[workspace]\none_mb = 100\nall_mb = 10\n",
+            "one workspace may take 100 MB and all of them 10. Give workspace.all_mb at least workspace.one_mb.",
+        ),
+        ("[workspace]\nall_mb = 10\n", "workspace.all_mb does not go with the other: one workspace may take 8192 MB"),
         (
             "[sandbox]\nread = ['/no/such']\n",
             "sandbox.read is ['/no/such'], which is no absolute path of a folder here.",
