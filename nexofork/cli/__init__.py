@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from nexofork import __version__
 from nexofork.cli.groups import HelpfulGroup
+from nexofork.cli.os_errors import is_unwritten
 from nexofork.cli.terminal import colour_choice
 from nexofork.errors import BadSettings
 
@@ -124,8 +125,12 @@ def run_command(
         return exc.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has left; what is still buffered has nowhere to go.
+    except OSError as exc:
+        if not is_unwritten(exc):
+            raise
+        if not isinstance(exc, BrokenPipeError):  # then nobody is left to be told
+            click.echo(f"Error: The output could not be written ({exc.strerror}). Make room where it goes.", err=True)
+        # What is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code if isinstance(code, int) else 0

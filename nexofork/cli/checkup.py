@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -91,14 +93,38 @@ async def check_git(_: Patient) -> Finding:
     program = shutil.which("git")
     if program is None:
         return Finding(name="git", state="wrong", said="git is not installed", fix="Run: apt install git.")
-    process = await asyncio.create_subprocess_exec(program, "--version", stdout=asyncio.subprocess.PIPE)
-    async with asyncio.timeout(_GIT_S):
-        said = (await process.communicate())[0].decode(errors="replace").strip()
+    try:
+        said = await _version_of(program)
+    except TimeoutError:
+        said = f"{program} said nothing for {_GIT_S:g} s"
+        return Finding(name="git", state="wrong", said=said, fix="Try `git --version`, and repair or install git.")
+    except OSError as exc:
+        said = f"{program} cannot be run ({exc.strerror})"
+        return Finding(name="git", state="wrong", said=said, fix="Repair or install git.")
     found = re.search(r"(\d+)\.(\d+)", said)
     if found is None or (int(found[1]), int(found[2])) < _GIT:
         wanted = ".".join(map(str, _GIT))
         return Finding(name="git", state="wrong", said=f"{said!r} is too old", fix=f"Install git {wanted} or newer.")
     return Finding(name="git", state="ok", said=said)
+
+
+async def _version_of(program: str) -> str:
+    """Return what it says of itself.
+
+    Raises:
+        TimeoutError: Nothing in time; it was ended.
+        OSError: It cannot be run.
+    """
+    process = await asyncio.create_subprocess_exec(
+        program, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(_GIT_S):
+            return (await process.communicate())[0].decode(errors="replace").strip()
+    except TimeoutError:
+        os.killpg(process.pid, signal.SIGKILL)  # a script's own children hold the pipe, too
+        await process.wait()
+        raise
 
 
 async def check_sandbox(patient: Patient) -> Finding:
@@ -189,8 +215,8 @@ async def check_prices(patient: Patient) -> Finding:
         models = len(current_prices().models)
         known = current_prices().facts(patient.model) is not None
     except NexoforkError as exc:
-        fix = "Correct the file, or unset NEXOFORK_PRICES."
-        return Finding(name="prices", state="wrong", said=str(exc).rstrip("."), fix=fix)
+        said, _, fix = str(exc).rpartition(". ")
+        return Finding(name="prices", state="wrong", said=said, fix=fix)
     if not known:
         fix = "Add it to a file of prices and name that by NEXOFORK_PRICES; until then dollars are not known."
         return Finding(name="prices", state="note", said=f"there is no price for {patient.model}", fix=fix)

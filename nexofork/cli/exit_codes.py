@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nexofork.bus.failures import NoSuchPool, PayloadTooLarge, RunAborted, RunExists
+from nexofork.cli.os_errors import is_taken, is_unwritten
 from nexofork.errors import BusError, NexoforkError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ NOT_COMPLETED = 1
 """Some child did not complete; its result says why."""
 BAD_INPUT = 2
 NOT_REACHABLE = 3
-"""NATS was not reached, or refused."""
+"""NATS was not reached, or refused; or an address to listen on is taken, which may be free at the next try."""
 INTERRUPTED = 130
 """Ctrl-C or SIGTERM."""
 
@@ -33,13 +34,15 @@ def code_of(error: BaseException) -> int:
     """Return the exit code for an error the caller can do something about."""
     if isinstance(error, BusError) and not isinstance(error, _ABOUT_INPUT):
         return NOT_REACHABLE
+    if is_taken(error) or is_taken(error.__cause__):
+        return NOT_REACHABLE
     return BAD_INPUT
 
 
 def expected_error(error: BaseException) -> BaseException | None:
     """Return the error to tell the caller about, taken out of its group; None where it is a defect of ours."""
     leaves = list(_leaves(error))
-    if not all(isinstance(leaf, (NexoforkError, BrokenPipeError)) for leaf in leaves):
+    if not all(isinstance(leaf, NexoforkError) or is_unwritten(leaf) for leaf in leaves):
         return None
     return leaves[0]
 

@@ -33,7 +33,7 @@ object per line. `nexofork completion SHELL` lets a shell complete commands, opt
 | 0 | all completed, or what was asked for was done |
 | 1 | some child did not complete, or something that was checked is wrong |
 | 2 | bad usage or input; stderr names it |
-| 3 | NATS was not reached, or refused |
+| 3 | NATS was not reached, or refused; or the port to listen on is taken |
 | 130 | interrupted by Ctrl-C or SIGTERM |
 """
 

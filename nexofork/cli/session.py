@@ -41,7 +41,7 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]], *, exports: bool = True
 
     Raises:
         click.exceptions.Exit: Always, but for
-        BrokenPipeError: Whoever read our output has left.
+        OSError: Our output could not be written, or whoever read it has left.
     """
     logging.basicConfig(level=logging.WARNING, format="nexofork: %(message)s", stream=sys.stderr)
     try:
@@ -49,11 +49,11 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]], *, exports: bool = True
             code = uvloop.run(_interruptible(work()))
     except asyncio.CancelledError:
         code = INTERRUPTED
-    except (NexoforkError, BrokenPipeError, BaseExceptionGroup) as exc:
+    except (NexoforkError, OSError, BaseExceptionGroup) as exc:
         error = expected_error(exc)
         if error is None:
             raise
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, OSError):
             raise error from None
         click.echo(f"Error: {' '.join(str(error).split())}", err=True)
         code = code_of(error)

@@ -16,11 +16,17 @@ from typing import Any
 
 import click
 
+from nexofork.cli.exit_codes import NOT_REACHABLE
+from nexofork.cli.os_errors import is_taken
 from nexofork.simulator import RequestRecord, Simulator, SimulatorConfig
 
 __all__ = ["simulate"]
 
 JSON_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _PortTaken(click.ClickException):
+    exit_code = NOT_REACHABLE
 
 
 @dataclass(slots=True)
@@ -65,7 +71,8 @@ def simulate(
         settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
         asyncio.run(_serve(settings, _read(script) if script else None, as_json))
     except OSError as exc:
-        raise click.ClickException(f"{exc}. Choose another port, or name a file that can be read.") from exc
+        problem = _PortTaken if is_taken(exc) else click.ClickException
+        raise problem(f"{exc}. Choose another port, or name a file that can be read.") from exc
     except (ValueError, TypeError) as exc:
         raise click.ClickException(str(exc)) from exc
 

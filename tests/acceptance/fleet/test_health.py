@@ -89,7 +89,7 @@ async def test_head_is_answered_without_content(fleet: Fleet) -> None:
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Before anything is connected to, in one line."""
+    """Before anything is connected to, in one line; exit code 3, at which a supervisor tries again."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-sim-team")
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
@@ -97,6 +97,6 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch, capfd: p
         code = run_command(daemon_command, ["--nats", "nats://127.0.0.1:9", "--health-port", port])
 
     shown = capfd.readouterr().err
-    assert code == 2
+    assert code == 3
     assert f"127.0.0.1:{port}" in shown
     assert "--health-port" in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -142,7 +143,7 @@ def test_a_port_in_use_is_named(world: World) -> None:
         port = str(taken.getsockname()[1])
         for command in ("serve", "simulate"):
             refused = world.run(command, "--port", port)
-            assert refused.returncode != 0
+            assert refused.returncode == 3
             assert "address already in use" in refused.stderr
             assert port in refused.stderr
             assert "another port" in refused.stderr
@@ -173,3 +174,39 @@ def test_the_key_is_tried_only_when_asked(world: World, tmp_path: Path) -> None:
     assert refused["key"]["state"] == "wrong"
     assert "nonsense-5512" not in json.dumps(refused)
     assert refused["prices"]["state"] == "note"
+
+
+def test_a_git_that_hangs_is_wrong_and_ended(world: World, tmp_path: Path) -> None:
+    """The doctor goes on with its other checks."""
+    git = tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text("#!/bin/sh\nsleep 3600\n")
+    git.chmod(0o755)
+    hanging = {**world.environment, "PATH": f"{git.parent}:{world.environment['PATH']}"}
+    found = checks(world, tmp_path / "state", env=hanging)
+
+    assert (found["git"]["state"], found["git"]["said"]) == ("wrong", f"{git} said nothing for 10 s")
+    assert found["git"]["fix"]
+    assert found["nats"]["state"] == "ok"
+
+
+@pytest.mark.parametrize("command", [["ps"], ["ps", "--json", "--watch"], ["config", "show"], ["--help"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_one_line(world: World, command: list[str]) -> None:
+    """A full disk behind stdout is no defect of ours."""
+    with open("/dev/full", "w") as full:
+        refused = world.run(*command, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "Error: The output could not be written (No space left on device). Make room where it goes.\n"
+    )
+
+
+def test_a_broken_price_file_is_told_with_one_remedy(world: World, tmp_path: Path) -> None:
+    """It names the file and what is wrong with it, and says once what to do."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text("nonsense")
+    found = checks(world, tmp_path, env={**world.environment, "NEXOFORK_PRICES": str(prices)})["prices"]
+
+    assert str(prices) in found["said"]
+    assert f"{found['said']}. {found['fix']}".count("Correct the file") == 1
