@@ -38,6 +38,9 @@ def doctor(*, settings: Settings, live: bool, model: str, config: str | None, as
     """Check that this host can run forks, and say what to do where not.
 
     Takes the daemon's settings and tries what it would do with them. Exit code 1 if something is wrong.
+
+    It does not see whether the NATS server syncs every write to its disk, which no client is told; whose workspace the
+    key belongs to, unless --live asks the provider; nor prices of other models than --model.
     """
     del config  # it was read on the way here, see daemon_file
     secrets = (settings[path] for path in ("nats.creds_file", "nats.nkey_file", "provider.api_key_file"))
