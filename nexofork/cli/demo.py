@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
-import uvloop
 from anthropic import AsyncAnthropic
 
 from nexofork.bus.embedded import EmbeddedServer
+from nexofork.cli.exit_codes import OK
 from nexofork.cli.output import print_json
+from nexofork.cli.session import finish
 from nexofork.client.fleet import connect
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import input_cost_usd, price_of, unshared_input_cost_usd
 from nexofork.engine.events import ForkClaimed, ForkEnded, ToolStarted, TurnFinished
 from nexofork.engine.params import ForkParams
 from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
-from nexofork.errors import NexoforkError, SandboxUnavailable
+from nexofork.errors import SandboxUnavailable, UnknownModelPrice
 from nexofork.providers.capture import capture
 from nexofork.simulator import Simulator
 
@@ -75,7 +76,14 @@ class _Endpoint:
 
 @click.command()
 @click.option("--model", default="claude-opus-5", show_default=True, help="Model of the parent and its forks.")
-@click.option("--tokens", default=100_000, show_default=True, help="Length of the parent's conversation, about.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    default=100_000,
+    show_default=True,
+    help="Length of the parent's conversation, about.",
+)
 @click.option("--live", is_flag=True, help="Use the real API; needs ANTHROPIC_API_KEY and costs money.")
 @click.option("--yes", is_flag=True, help="With --live: do not ask before spending.")
 @click.option(
@@ -90,11 +98,16 @@ def demo(*, model: str, tokens: int, live: bool, yes: bool, as_json: bool) -> No
     """
     say = partial(click.echo, err=as_json)
     try:
-        if live:
-            _confirm_spending(model, tokens, yes=yes, say=say)
-        results = uvloop.run(_demo(model, tokens, live=live, say=say))
-    except NexoforkError as exc:
-        raise click.ClickException(str(exc)) from exc
+        price_of(model, tokens)  # an unknown model is refused before anything is sent
+    except UnknownModelPrice as exc:
+        raise click.UsageError(str(exc)) from exc
+    if live:
+        _confirm_spending(model, tokens, yes=yes, say=say)
+    finish(lambda: _present(model, tokens, live=live, as_json=as_json, say=say))
+
+
+async def _present(model: str, tokens: int, *, live: bool, as_json: bool, say: _Say) -> int:
+    results = await _demo(model, tokens, live=live, say=say)
     if as_json:
         for result in results:
             print_json(result.to_json())
@@ -102,11 +115,12 @@ def demo(*, model: str, tokens: int, live: bool, yes: bool, as_json: bool) -> No
         _print_table(results)
     if not all(result.ok for result in results):
         raise click.ClickException("Not every fork completed; see the table.")
+    return OK
 
 
 def _confirm_spending(model: str, tokens: int, *, yes: bool, say: _Say) -> None:
     if not os.environ.get("ANTHROPIC_API_KEY"):
-        raise click.ClickException("--live needs ANTHROPIC_API_KEY; without --live the simulator is used.")
+        raise click.UsageError("--live needs ANTHROPIC_API_KEY; without --live the simulator is used.")
     price = price_of(model, tokens)
     parent = tokens * 1.25 * price.input / 1e6
     children = len(_DIRECTIVES) * tokens * price.read / 1e6
@@ -118,7 +132,6 @@ def _confirm_spending(model: str, tokens: int, *, yes: bool, say: _Say) -> None:
 
 
 async def _demo(model: str, tokens: int, *, live: bool, say: _Say) -> list[ForkResult]:
-    price_of(model, tokens)  # an unknown model is refused before anything is sent
     async with AsyncExitStack() as stack:
         endpoint = _Endpoint(base_url=os.environ.get("ANTHROPIC_BASE_URL"), api_key=os.environ.get("ANTHROPIC_API_KEY"))
         if not live:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nexofork.agents.sidecars import SidecarHost, away, btw, dream, session_memory, suggest
-from nexofork.cli.exit_codes import NOT_COMPLETED, OK
+from nexofork.cli.exit_codes import BAD_INPUT, NOT_COMPLETED, OK
 from nexofork.cli.fork_order import tool_name_option
 from nexofork.cli.hosting import local_option, open_hosting
 from nexofork.cli.options import json_option, seconds, target_options
@@ -17,6 +17,7 @@ from nexofork.cli.parent_files import read_snapshot, snapshot_options
 from nexofork.cli.session import finish
 from nexofork.core.query_source import QuerySource
 from nexofork.core.snapshot import CacheSafeSlot
+from nexofork.providers.failures import Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -132,7 +133,11 @@ async def _host(
     result = tell(done, as_json)
     if result is not None and not result.ok and not as_json:
         click.echo(f"{result.run_id}: {result.status}. {brief(result.error or result.end, 400)}", err=True)
-    return OK if done.ok else NOT_COMPLETED
+    if done.ok:
+        return OK
+    # The key of a run in this process is the caller's to give; that of a daemon is not.
+    without_key = local and result is not None and result.end == Unauthorized.__name__
+    return BAD_INPUT if without_key else NOT_COMPLETED
 
 
 def _tell_said(said: Said, as_json: bool) -> ForkResult:

@@ -86,6 +86,18 @@ def test_serve_has_everything_a_fleet_needs(world: World, tmp_path: Path) -> Non
         assert len(errors.splitlines()) == 1
 
 
+def test_an_interrupted_demo_leaves_nothing(world: World, tmp_path: Path) -> None:
+    """Its server, its daemons and their folders go with it."""
+    with world.start("demo", env={**world.environment, "TMPDIR": str(tmp_path)}) as process:
+        assert process.stdout is not None
+        assert "are ready" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert (process.returncode, "Traceback" in errors) == (130, False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_serve_on_a_taken_port_says_so(world: World) -> None:
     """It ends instead of serving nobody."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

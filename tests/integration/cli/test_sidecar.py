@@ -98,6 +98,17 @@ def test_ctrl_c_ends_a_sidecar(own_pool: World, tmp_path: Path) -> None:
     assert (tmp_path / ".dream.lock").read_text() == ""
 
 
+def test_a_sidecar_here_without_a_key_is_bad_input(world: World) -> None:
+    """It is said what is missing, and nothing was sent; on the fleet the same would be the daemon's matter."""
+    keyless = {name: value for name, value in world.environment.items() if name != "ANTHROPIC_API_KEY"}
+    before = len(world.sim.log)
+    done = world.run("sidecar", "btw", "Why?", "--local", *files(world), env=keyless)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Check ANTHROPIC_API_KEY" in done.stderr
+    assert len(world.sim.log) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
