@@ -35,6 +35,9 @@ object per line. `nexofork completion SHELL` lets a shell complete commands, opt
 | 2 | bad usage or input; stderr names it |
 | 3 | NATS was not reached, or refused; or the port to listen on is taken |
 | 130 | interrupted by Ctrl-C or SIGTERM |
+
+A signal that comes before a command has begun its work ends it as the kernel does; a shell shows 130 for Ctrl-C then,
+and 143 for SIGTERM.
 """
 
 
