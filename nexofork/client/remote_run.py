@@ -125,7 +125,7 @@ class RemoteRun:
             known: Whether the log up to here holds nothing that was not applied, so that it need not be read first.
         """
         self._seen = after
-        remove = self._bus.on_reconnect(self._reread)
+        removers = [self._bus.on_reconnect(self._reread), self._bus.on_shut_out(self._shut_out)]
         missed = not known
         try:
             while self.record.result is None:
@@ -140,7 +140,8 @@ class RemoteRun:
                 if not self._arrived and not self._stale:
                     await self._wait(missed)
         finally:
-            remove()
+            for remove in removers:
+                remove()
             self._permitting.close()
             await self.close()
 
@@ -202,6 +203,24 @@ class RemoteRun:
     async def waiting(self) -> int:
         """Return about how many requests wait for a daemon."""
         return await queue_depth(self._bus, pool=self._pool)
+
+    def _shut_out(self, problem: BusError) -> None:
+        """End what is known of the run here: nothing more of it can be learnt, and nobody should wait for ever."""
+        if self.record.result is not None:
+            return
+        self.claimed.set()
+        run_id = self.record.run_id
+        result = ForkResult(
+            run_id=run_id,
+            label=self.record.label,
+            directive="",
+            model="",
+            status=ForkStatus.FAILED,
+            end="shut_out",
+            error=f"{problem} The run may go on; with a key that is let in, `nexofork wait {run_id}` has its result.",
+        )
+        self.record.add(ForkEnded(result=result))
+        self._news.set()
 
     def _reread(self) -> None:
         self._stale = True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nexofork import CacheSafeParams, ForkParams, ForkStatus, connect
 from nexofork.auth.book import Server, Tls
 from nexofork.auth.folder import add_user, create, finish_rotation, remove_user, seed_file, start_rotation
 from nexofork.bus.connection import BusSettings, open_bus
@@ -150,3 +151,21 @@ async def test_a_daemon_whose_key_was_changed_says_so_and_ends(tmp_path: Path) -
     assert "does not let U" in said
     assert "holds another key by now" in said
     assert "eof_received" not in said
+
+
+async def test_a_parent_that_is_shut_out_does_not_wait_for_ever(server: AccountsServer) -> None:
+    """Its handle ends, with the reason and how to get the result after all; the run itself may go on."""
+    seed = add_user(server.folder, "parent", "guest")
+    server.reload()
+    await until_let_in(server, seed)
+    body = {"model": "claude-opus-4-8", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello."}]}
+    params = ForkParams(cache_safe=CacheSafeParams.from_parent_request(body), prompt_messages="Look.")
+    async with connect(server.url, nkey_seed=seed) as forks:
+        handle = await forks.fork(params)
+        remove_user(server.folder, "parent", "guest")
+        server.reload()
+        result = await handle.result()
+
+    assert (result.status, result.end) == (ForkStatus.FAILED, "shut_out")
+    assert "Authorization Violation" in (result.error or "")
+    assert f"nexofork wait {handle.run_id}" in (result.error or "")
