@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nexofork.cli.options import Target
+    from nexofork.engine.result import ForkResult
     from nexofork.engine.workspace.fetching import Fetched
 
 __all__ = ["fetch"]
@@ -40,7 +41,10 @@ _SHOWN = 20
 def fetch(run_ids: tuple[str, ...], *, repo: Path | None, as_json: bool, target: Target) -> None:
     """Take the commits of finished runs into refs/forks/RUN_ID of a repository.
 
-    Says what they change and whether they would merge; merges nothing. Doing it twice is harmless.
+    Says what they change and whether they would merge; merges nothing. Doing it twice is harmless. Exits with 0 if all
+    of it was taken, or a run had changed nothing (with --json `fetched` is false), 2 if something cannot be: a run that
+    is not over, had no git workspace or lost its work, or a repository that lacks the commit it began with; 3 if NATS
+    is not reachable.
     """
     finish(lambda: _fetch(run_ids, repo, as_json=as_json, target=target))
 
@@ -54,12 +58,28 @@ async def _fetch(given: Sequence[str], repo: Path | None, *, as_json: bool, targ
             last = await RunLog(bus, handle.run_id, pool=target.pool).entries()
             if not any(isinstance(entry.message, Final) for entry in last):
                 raise ForkRefused(f"Run {handle.run_id} is not over; wait for it with `nexofork wait`.")
+            if _changed_nothing(await handle.result()):
+                _print_nothing(handle.run_id, as_json=as_json)
+                continue
             fetched = await handle.fetch(repo)
             if as_json:
-                print_json(fetched.to_json())
+                print_json({"fetched": True, **fetched.to_json()})
             else:
                 _print(fetched)
     return OK
+
+
+def _changed_nothing(result: ForkResult) -> bool:
+    """Whether there is nothing to take because nothing was done; what was lost is another matter."""
+    work = result.workspace
+    return work is not None and work.bundle is None and not work.problem
+
+
+def _print_nothing(run_id: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"fetched": False, "run_id": run_id})
+    else:
+        click.echo(f"Run {run_id} changed nothing; there is nothing to fetch.")
 
 
 def _print(fetched: Fetched) -> None:

@@ -27,6 +27,7 @@ def test_a_fork_of_a_repository_is_fetched(own_pool: World, tmp_path: Path) -> N
         shown = own_pool.ask("fetch", *ids, *own_pool.at)
         cloned = own_pool.ask("fetch", *ids, "--repo", tmp_path / "clone", "--json", *own_pool.at)
         nothing = own_pool.ask("fetch", *quiet, *own_pool.at)
+        both = own_pool.ask("fetch", *quiet, *ids, "--json", *own_pool.at)
         elsewhere = own_pool.ask("fetch", *ids, "--repo", tmp_path, *own_pool.at)
         unknown = own_pool.ask("fetch", "no-such-run", *own_pool.at)
         (waited,) = objects(own_pool.ask("wait", *ids, "--json", *own_pool.at).stdout)
@@ -40,11 +41,13 @@ def test_a_fork_of_a_repository_is_fetched(own_pool: World, tmp_path: Path) -> N
     assert lines[-1] == "Commit or stash first, it holds them too: a.txt"
     assert repo.show(f"refs/forks/{ids[0]}", "a.txt") == "dirty\nmore"
     (fetched,) = objects(cloned.stdout)
-    assert (fetched["merges"], fetched["in_the_way"]) == (True, [])
+    assert (fetched["fetched"], fetched["merges"], fetched["in_the_way"]) == (True, True, [])
     assert fetched["head"] == waited["workspace"]["head"]
     assert [file["path"] for file in waited["workspace"]["files"]] == ["a.txt", "left"]
+    assert (nothing.returncode, nothing.stderr) == (0, "")
+    assert nothing.stdout == f"Run {quiet[0]} changed nothing; there is nothing to fetch.\n"
+    assert [(one["run_id"], one["fetched"]) for one in objects(both.stdout)] == [(quiet[0], False), (ids[0], True)]
     for failed, words in (
-        (nothing, "changed nothing"),
         (elsewhere, "is not in a git repository"),
         (unknown, "There is no run 'no-such-run'"),
     ):
