@@ -8,12 +8,10 @@ from anthropic import AsyncAnthropic
 from anthropic.types import ToolParam
 
 from nexofork import ForkParams, as_completed, capture, connect
+from nexofork.errors import BusError
 
-BASH: ToolParam = {
-    "name": "Bash",
-    "description": "Run a command in a shell.",
-    "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-}
+COMMAND: dict[str, object] = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+BASH: ToolParam = {"name": "Bash", "description": "Run a command in a shell.", "input_schema": COMMAND}
 
 
 async def main(directives: list[str]) -> None:
@@ -30,10 +28,13 @@ async def main(directives: list[str]) -> None:
     async with connect(os.environ.get("NATS_URL", "nats://127.0.0.1:4222")) as forks:
         params = ForkParams(cache_safe=captured.snapshot(), prompt_messages="")
         async for result in as_completed(await forks.fork_each(params, directives)):
-            print(
-                f"{result.status} on {result.daemon}, {result.usage.hit_ratio:.0%} from the cache: {result.final_text}"
-            )
+            shared = f"{result.usage.hit_ratio:.0%} from the cache"
+            print(f"{result.status} on {result.daemon}, {shared}: {result.final_text}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:] or ["Look around, and say what you see."]))
+    try:
+        asyncio.run(main(sys.argv[1:] or ["Look around, and say what you see."]))
+    except BusError as exc:
+        print(exc, file=sys.stderr)
+        sys.exit(3)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from docs import reference
+from nexofork import CacheSafeParams
 from nexofork.wire import contents, ledger, messages, parent_tools, permissions, request, workspace
 from nexofork.wire.needs import KNOWN_NEEDS
+from tests.support.conversation import request as conversation
 from tests.support.guides import DOCS, GUIDES, NOT_RUN, blocks
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if not page.name.endswith(".template.md"))
@@ -80,6 +84,18 @@ def test_a_guide_says_of_every_command_whether_it_is_run(guide: str) -> None:
     for block in blocks(guide):
         assert block.language in ("sh", "python"), block.text
         assert "# not run" not in block.text or block.text.startswith(NOT_RUN), block.text
+
+
+def test_the_example_of_permissions_can_be_pasted() -> None:
+    """It makes a fork of whatever snapshot it is given."""
+    (example,) = [block.text for block in blocks("permissions.md") if block.language == "python"]
+    names: dict[str, Any] = {}
+    exec(example, names)
+
+    params = names["tidying"](CacheSafeParams.from_parent_request(json.dumps(conversation()).encode()))
+
+    assert params.permissions.mode == "bubble"
+    assert params.on_permission is names["decide"]
 
 
 def test_the_guides_have_no_path_of_one_machine() -> None:

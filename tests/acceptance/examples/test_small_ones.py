@@ -56,6 +56,16 @@ async def test_forty_lines_around_a_plain_client_fork(fleet: Fleet, environment:
     assert len((EXAMPLES / "plain_sdk.py").read_text().splitlines()) <= 40
 
 
+async def test_the_plain_client_says_that_nats_is_not_there(fleet: Fleet, environment: dict[str, str]) -> None:
+    """As every command does: one line with the address and what to do, and exit code 3."""
+    nobody = {**environment, "NATS_URL": "nats://127.0.0.1:9"}
+
+    code, out, err = await run(sys.executable, "-m", "examples.plain_sdk", "apple", env=nobody)
+
+    assert (code, out, len(err.splitlines())) == (3, "", 1)
+    assert "nats://127.0.0.1:9" in err
+
+
 async def test_a_shell_script_with_a_socket_forks(fleet: Fleet, environment: dict[str, str]) -> None:
     """One PUB asks for the run, one SUB brings its reports; a directive may hold whatever JSON has to escape."""
     await fleet.daemon("north")
