@@ -28,7 +28,6 @@ from nexofork.engine.sandbox.opening import open_sandbox
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.mcp_config import read_mcp_config
 from nexofork.providers.anthropic import AnthropicProvider
-from nexofork.starting import start
 from nexofork_daemon.dials import Dials
 from nexofork_daemon.health import Health, open_health
 from nexofork_daemon.logs import start_logging
@@ -153,5 +152,4 @@ def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
 
 def main() -> None:
     """Run the daemon's command line."""
-    start()
     sys.exit(run_command(daemon, name="nexofork daemon"))

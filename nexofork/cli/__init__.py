@@ -16,7 +16,6 @@ from nexofork.cli.groups import HelpfulGroup
 from nexofork.cli.os_errors import is_unwritten
 from nexofork.cli.terminal import colour_choice
 from nexofork.errors import BadSettings
-from nexofork.starting import start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +88,6 @@ def root(ctx: click.Context) -> None:
 
 def main() -> None:
     """Run the command line; the exit code is documented in the README."""
-    start()
     sys.exit(run_command())
 
 
