@@ -167,9 +167,17 @@ def world(_shared_world: World, witness: Witness) -> World:
 
 @pytest.fixture
 def own_pool(world: World) -> World:
-    """The same world with a pool that has no daemon yet."""
+    """The same world with a pool that nobody has made yet."""
     pool = f"p{uuid.uuid4().hex[:8]}"
     return World(nats=world.nats, sim=world.sim, folder=world.folder, pool=pool, environment=world.environment)
+
+
+@pytest.fixture
+def empty_pool(own_pool: World) -> World:
+    """The same world with a pool that has no daemon and no run yet."""
+    made = own_pool.ask("provision", *own_pool.at)
+    assert made.returncode == 0, made.stderr
+    return own_pool
 
 
 def _parent_turn(world: World) -> None:

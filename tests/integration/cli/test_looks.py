@@ -40,11 +40,11 @@ def test_colours_are_for_terminals(world: World) -> None:
         assert "completed" in plain
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(own_pool: World) -> None:
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(empty_pool: World) -> None:
     """`ps --watch` at TERM=dumb is what it is in a pipe."""
-    with own_pool.at_terminal("ps", "--watch", *own_pool.at, environment={"TERM": "dumb"}) as terminal:
+    with empty_pool.at_terminal("ps", "--watch", *empty_pool.at, environment={"TERM": "dumb"}) as terminal:
         terminal.until("No runs.")
-        (run_id,) = own_pool.detached("Look around.")
+        (run_id,) = empty_pool.detached("Look around.")
         terminal.until(f"{run_id}  queued (requested), 0 turns")
         terminal.type("\x03")
         assert terminal.ended() == 0

@@ -23,17 +23,17 @@ def row_of(terminal: Terminal, run_id: str) -> str:
     return next((line for line in terminal.screen if line.startswith(run_id[:20])), "")
 
 
-def test_a_terminal_shows_what_changes_in_place(own_pool: World) -> None:
+def test_a_terminal_shows_what_changes_in_place(empty_pool: World) -> None:
     """From queued to running to over, with slots, hit ratio and spending, each line written over itself."""
-    with own_pool.at_terminal("ps", "--watch", *own_pool.at, columns=170) as terminal:
+    with empty_pool.at_terminal("ps", "--watch", *empty_pool.at, columns=170) as terminal:
         terminal.until_holds(lambda: "No daemons. Start one with `nexofork daemon`." in terminal.screen)
-        (run_id,) = own_pool.detached(SLEEPS)
+        (run_id,) = empty_pool.detached(SLEEPS)
         terminal.until_holds(lambda: "queued" in row_of(terminal, run_id))
-        with own_pool.daemon("--name", "watched") as daemon:
+        with empty_pool.daemon("--name", "watched") as daemon:
             terminal.until_holds(lambda: "tool_started" in row_of(terminal, run_id))
             terminal.until_holds(lambda: "1 host, 1/64 slots   1 running, 0 queued, 0 ended" in terminal.screen[0])
             running, totals = row_of(terminal, run_id).split(), terminal.screen[0]
-            own_pool.ask("abort", run_id, *own_pool.at)
+            empty_pool.ask("abort", run_id, *empty_pool.at)
             terminal.until_holds(lambda: "aborted" in row_of(terminal, run_id))
             daemon.send_signal(signal.SIGTERM)
             terminal.until_holds(lambda: "0 hosts, 0/0 slots   0 running, 0 queued, 1 ended" in terminal.screen[0])
@@ -50,9 +50,9 @@ def test_a_terminal_shows_what_changes_in_place(own_pool: World) -> None:
     assert run_id in after
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was(own_pool: World) -> None:
+def test_ctrl_c_leaves_the_terminal_as_it_was(empty_pool: World) -> None:
     """It is how a watch ends, so the exit code is 0; keys are echoed again and lines are lines."""
-    with own_pool.at_terminal("ps", "-w", *own_pool.at) as terminal:
+    with empty_pool.at_terminal("ps", "-w", *empty_pool.at) as terminal:
         before = terminal.modes
         terminal.until_holds(lambda: "No runs." in terminal.screen)
         during = terminal.modes
@@ -81,11 +81,11 @@ def test_a_picture_fits_the_window(own_pool: World) -> None:
     assert any(line.startswith("and ") and line.endswith(" more") for line in small)
 
 
-def test_a_pipe_gets_a_line_for_each_change(own_pool: World) -> None:
+def test_a_pipe_gets_a_line_for_each_change(empty_pool: World) -> None:
     """Without colours or movements; SIGTERM ends it in order."""
-    with own_pool.start("ps", "--watch", *own_pool.at) as process, own_pool.daemon("--name", "piped"):
+    with empty_pool.start("ps", "--watch", *empty_pool.at) as process, empty_pool.daemon("--name", "piped"):
         assert process.stdout is not None
-        (run_id,) = own_pool.detached(ECHOES)
+        (run_id,) = empty_pool.detached(ECHOES)
         lines = _lines_until(process, f"{run_id}  completed")
         process.send_signal(signal.SIGTERM)
         rest = process.communicate(timeout=PATIENCE_S)[0]
