@@ -210,7 +210,12 @@ class ForkRun:
         finally:
             if deadline is not None:
                 deadline.cancel()
-        return self._aborted() if work.cancelled() else work.result()
+        if work.cancelled():
+            return self._aborted()
+        end = work.result()
+        # What is cancelled may fail instead: a connection that breaks over it is no reason of its own.
+        failed_by_abort = end.status is ForkStatus.FAILED and self._token.cause is not None
+        return self._aborted() if failed_by_abort else end
 
     async def _cancel_on_abort(self, work: asyncio.Task[_End]) -> None:
         await self._token.wait()

@@ -145,7 +145,7 @@ async def test_orderly_hand_overs_do_not_count_against_a_run(fleet: Fleet) -> No
         await fleet.daemon("last", epoch_limit=2)
         result = await handle.result()
 
-    assert (result.status, result.attempts) == (ForkStatus.COMPLETED, 4)
+    assert (result.status, result.attempts) == (ForkStatus.COMPLETED, 4), await fleet.reports(handle.run_id)
 
 
 async def test_an_idle_daemon_told_to_stop_ends_at_once(fleet: Fleet) -> None:

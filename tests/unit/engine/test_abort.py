@@ -11,12 +11,17 @@ from nexofork.engine.events import ForkEnded
 from nexofork.engine.params import prepare
 from nexofork.engine.run import ForkRun
 from nexofork.engine.warmth import Warmth
+from nexofork.errors import ProviderError
+from nexofork.providers.provider import TextDelta
 from tests.support.conversation import call, says
 from tests.support.parents import fork
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent
     from nexofork.engine.events import ForkEvent
+    from nexofork.providers.provider import ModelRequest, ProviderEvent
     from nexofork.simulator import Simulator
     from tests.support.parents import Parent
 
@@ -253,3 +258,36 @@ async def test_a_run_whose_own_task_is_cancelled_says_how_it_ended_and_lets_it_p
     assert isinstance(seen[-1], ForkEnded)
     assert seen[-1].result.abort == Abort(reason=AbortReason.SHUTDOWN, note="its task was cancelled")
     await sim.closed_early(1)
+
+
+class Breaking:
+    """A provider whose call breaks with an error of its own when it is cancelled."""
+
+    diagnostics = False
+    workspace_id: str | None = None
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ProviderEvent]:
+        """Wait until cancelled, then fail."""
+        self.called.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ProviderError("The connection broke.", retryable=False) from None
+        yield TextDelta(text="")
+
+
+async def test_a_call_that_breaks_over_its_abort_is_aborted(
+    snapshot: CacheSafeParams, forks: DefaultForkSubagent
+) -> None:
+    """What fails because it was cancelled did not fail: whoever aborted it is told so, and a hand-over stays one."""
+    provider = Breaking()
+    handle = await forks.fork(fork(snapshot, provider))
+    await provider.called.wait()
+
+    await handle.abort("enough")
+    result = await handle.result()
+
+    assert (result.status, result.end, result.error) == (ForkStatus.ABORTED, "parent", "enough")
