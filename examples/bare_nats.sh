@@ -24,27 +24,35 @@ most=${info#*\"max_payload\":} most=${most%%[,\}]*}
 [ "${#request}" -le "$most" ] || die 2 "the request has ${#request} bytes, a message at most $most; use blobs"
 printf 'CONNECT {"verbose":false,"headers":false,"name":"bare"}\r\n' >&3
 printf 'SUB live.fork.%s.reports 1\r\nSUB _INBOX.%s 2\r\n' "$run" "$run" >&3
-pub "agent.fork.$run.events" "_INBOX.$run " "$request"
 trap 'pub "agent.fork.$run.events" "" "{\"v\":1,\"kind\":\"abort\",\"note\":\"interrupted\"}"; trap - INT TERM' INT TERM # a second one leaves
+pub "agent.fork.$run.events" "_INBOX.$run " "$request"
 
-wait=(-t 3) # for the server's word that the request is stored, then for as long as the run takes
+left=3 rest= # seconds for the server's word that the request is stored; after that the run takes as long as it takes
 while :; do
-  read -r ${wait[@]+"${wait[@]}"} line <&3
-  case $?/${#wait[@]} in
-    0/*) ;;
-    1/*) die 3 "the connection to $address was lost; the run $run goes on" ;;
-    */2) die 3 "nobody stores requests at $address: start a daemon, or use nexofork provision" ;;
-    *) continue ;; # a signal
+  read -r -t 1 line <&3 # not longer: a signal that comes just before a read is heard only after it
+  case $? in
+    0) line=$rest$line rest= ;;
+    1) die 3 "the connection to $address was lost; the run $run goes on" ;;
+    *) # a second has passed, or a signal came
+      rest+=$line
+      [ -z "$left" ] || [ $((left -= 1)) -gt 0 ] || die 3 "nobody stores requests at $address: start a daemon, or use nexofork provision"
+      continue ;;
   esac
   read -r verb _ sid size <<<"${line%$'\r'}"
   case $verb in
     PING) printf 'PONG\r\n' >&3 ;;
     -ERR) die 3 "NATS says: $line" ;;
     MSG)
-      IFS= read -r -N "$size" payload <&3 && read -r _ <&3
+      payload=
+      until [ "${#payload}" -ge "$size" ]; do # a signal may interrupt it
+        IFS= read -r -N $((size - ${#payload})) piece <&3
+        [ $? -ne 1 ] || die 3 "the connection to $address was lost; the run $run goes on"
+        payload+=$piece
+      done
+      read -r _ <&3
       if [ "$sid" = 2 ]; then
         [[ $payload != *'"error"'* ]] || die 3 "the request was refused: $payload"
-        wait=() && continue
+        left= && continue
       fi
       printf '%s\n' "$payload"
       [[ $payload == *'"kind":"final"'* ]] || continue
