@@ -36,7 +36,7 @@ check: setup
 	$(BIN)/mypy nexofork daemon/nexofork_daemon tests benchmarks examples
 
 test: check programs
-	$(BIN)/pytest -n 3 --dist loadfile -m "not alone" --cov --cov-report= --cov-fail-under=0
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone" --cov --cov-report= --cov-fail-under=0
 	$(BIN)/pytest -m alone --cov --cov-append --cov-report=term:skip-covered
 
 ops: $(VENV)/.ops

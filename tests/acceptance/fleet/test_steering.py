@@ -122,8 +122,9 @@ async def test_what_cannot_be_woken_is_named(fleet: Fleet) -> None:
     """A run that goes on, one nobody knows, and one without transcript."""
     await fleet.daemon()
     async with fleet.connect() as forks:
-        held = await forks.fork(await fleet.params(says("pecan", {"text": DONE, "hold": "end"})))
-        quiet = await forks.fork(await fleet.params("Look.", skip_transcript=True))
+        waits = says("pecan", {"text": DONE, "hold": "end"})
+        held = await forks.fork(await fleet.params(waits, warm_up="all_at_once"))
+        quiet = await forks.fork(await fleet.params("Look.", skip_transcript=True, warm_up="all_at_once"))
         assert (await quiet.result()).ok
 
         for run_id, why in ((held.run_id, "not over"), ("nobody", "no such run"), (quiet.run_id, "no transcript")):
@@ -176,7 +177,7 @@ async def test_results_come_as_they_end_wherever_the_forks_run(fleet: Fleet) -> 
     async with fleet.connect() as forks:
         slow = says("slow", {"text": "Scope: s\nResult: slow", "hold": "slow"})
         quick = says("quick", "Scope: s\nResult: quick")
-        handles = await forks.fork_each(await fleet.params("x"), [slow, quick], group="g")
+        handles = await forks.fork_each(await fleet.params("x", warm_up="all_at_once"), [slow, quick], group="g")
         order = []
         async for result in as_completed(forks.group("g")):
             order.append(result.report.result)

@@ -36,9 +36,10 @@ class Children:
         self._forks = forks
 
     async def start(self, name: str, said: str = "Scope: s", **more: Any) -> ForkHandle:
-        """Start one that says this in the end."""
+        """Start one that says this in the end; they do not wait for each other."""
         directive = says(name, {"text": said, "hold": name})
-        return await self._forks.fork(fork(self._snapshot, self._llm, directive, **more))
+        params = fork(self._snapshot, self._llm, directive, warm_up="all_at_once", **more)
+        return await self._forks.fork(params)
 
     def finish(self, name: str) -> None:
         """Let it answer."""

@@ -32,7 +32,9 @@ async def test_results_come_as_the_forks_end(
     sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
 ) -> None:
     """Not in the order the forks were started, and what is over already comes first."""
-    handles = await forks.fork_each(fork(snapshot, llm), [held(name) for name in "def"], group="g")
+    handles = await forks.fork_each(
+        fork(snapshot, llm, warm_up="all_at_once"), [held(name) for name in "def"], group="g"
+    )
     order = []
 
     sim.release("e")

@@ -154,10 +154,11 @@ async def test_what_cannot_be_woken_says_why(
     sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
 ) -> None:
     """A running fork, one without transcript, one that was refused, one that never answered, and a wrong change."""
-    held = await forks.fork(fork(snapshot, llm, says("Wait.", {"text": DONE, "hold": "end"})))
+    waits = says("Wait.", {"text": DONE, "hold": "end"})
+    held = await forks.fork(fork(snapshot, llm, waits, warm_up="all_at_once"))
     with pytest.raises(CannotWake, match=r"not over.*`message`"):
         await forks.wake(held, "More.")
-    quiet = await forks.fork(fork(snapshot, llm, says("Q.", DONE), skip_transcript=True))
+    quiet = await forks.fork(fork(snapshot, llm, says("Q.", DONE), skip_transcript=True, warm_up="all_at_once"))
     no = await forks.fork(fork(snapshot, llm, says("N.", {"text": "No.", "stop_reason": "refusal"})))
     bad = await forks.fork(fork(snapshot, llm, says("B.", {"fault": {"status": 403}})))
     for handle, why in ((quiet, "no transcript"), (no, "refused"), (bad, "before the model answered")):
