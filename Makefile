@@ -4,12 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup programs ops demo test test-ops coverage check fmt bench chaos manual lock clean
+.PHONY: help setup programs ops demo test test-ops check fmt bench chaos manual lock clean
 help:
 	@echo "make demo      set up, fork five ways over two daemons against the simulator, show what was saved"
 	@echo "make test      set up, then every check: lint, types, tests"
 	@echo "make test-ops  the long ones: bills, 500 forks, a lost leader, a booted systemd, Prometheus, the chart, an upgrade"
-	@echo "make coverage  the tests of make test again, counting which lines they reach"
 	@echo "make check     lint and types only"
 	@echo "make fmt       format the code"
 	@echo "make bench     measure what the README claims, beside the alternative"
@@ -37,7 +36,7 @@ check: setup
 	$(BIN)/mypy nexofork daemon/nexofork_daemon tests benchmarks examples
 
 test: check programs
-	$(BIN)/pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone" --cov --cov-report=term:skip-covered
 	$(BIN)/pytest -m alone
 
 ops: $(VENV)/.ops
@@ -45,15 +44,9 @@ $(VENV)/.ops: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[embedded,dev,ops]"
 	@touch $@
 
-# Counting lines takes half as much time again. Here it is done for what runs in one process; `make coverage` counts all.
 test-ops: ops
 	@.ci/programs ops
-	$(BIN)/pytest tests/unit -n 3 --dist worksteal --cov --cov-report= --cov-fail-under=76
 	$(BIN)/pytest -m ops --timeout 900
-
-coverage: setup programs
-	$(BIN)/pytest -n 3 --dist worksteal -m "not alone" --cov --cov-report= --cov-fail-under=0
-	$(BIN)/pytest -m alone --cov --cov-append --cov-report=term:skip-covered
 
 fmt: setup
 	$(BIN)/ruff check --fix .
