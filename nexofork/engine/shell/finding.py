@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import TYPE_CHECKING
+
+from nexofork.engine.shell.flags import listed
 
 if TYPE_CHECKING:
     from nexofork.engine.shell.words import Word
@@ -33,10 +36,10 @@ def judge_find(words: list[Word]) -> str | None:
 
     Every word that looks like an expression is looked at, also where a value is due, so that no miscount lets one by.
     """
-    left = list(words)
+    left = deque(words)
     in_expression = False
     while left:
-        word = left.pop(0)
+        word = left.popleft()
         begins = word.text.startswith("-") or word.text in ("!", "(", ")", ",")
         if not begins:
             if in_expression:
@@ -49,11 +52,11 @@ def judge_find(words: list[Word]) -> str | None:
         if word.text in _OPTIONS and not in_expression:
             continue
         in_expression = True
-        if word.text in _ALONE.split():
+        if word.text in listed(_ALONE):
             continue
-        if word.text not in _WITH_VALUE.split() and not _NEWER.fullmatch(word.text):
+        if word.text not in listed(_WITH_VALUE) and not _NEWER.fullmatch(word.text):
             return f"find {word.text} is not among the expressions known to only read."
-        if left and (problem := _value_problem(word.text, left.pop(0))):
+        if left and (problem := _value_problem(word.text, left.popleft())):
             return problem
     return None
 
@@ -73,6 +76,6 @@ def judge_test(words: list[Word]) -> str | None:
     for word in words:
         if word.many:
             return "A wildcard in a test could become an operator; quote it."
-        if word.text.startswith("-") and word.text not in _TESTS.split() and not word.text[1:].isdigit():
+        if word.text.startswith("-") and word.text not in listed(_TESTS) and not word.text[1:].isdigit():
             return f"The test {word.text!r} is not known to only read."
     return None

@@ -7,7 +7,9 @@ beginnings are unique differs between versions.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from nexofork.engine.shell.words import Unreadable, Word
@@ -15,7 +17,7 @@ from nexofork.engine.shell.words import Unreadable, Word
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Arguments", "Judge", "Rule", "judge", "read_arguments"]
+__all__ = ["Arguments", "Judge", "Rule", "judge", "listed", "read_arguments"]
 
 Judge: TypeAlias = "Callable[[list[Word]], str | None]"
 """Says why a program may not run with these arguments, or None."""
@@ -52,9 +54,9 @@ class Rule:
     """Letters that may have a value in the same word, and never take the next."""
     long: str = ""
     long_value: str = ""
-    """With a value, behind = or in the next word."""
+    """With a value, after = or in the next word."""
     long_optional: str = ""
-    """With or without a value, which only stands behind =."""
+    """With or without a value, which only stands after =."""
     values_apart: bool = False
     """Whether a short flag's value must be a word of its own: some programs read on in the cluster instead."""
     numeric: bool = False
@@ -85,17 +87,17 @@ def read_arguments(program: str, rule: Rule, words: list[Word]) -> Arguments:
         Unreadable: A flag is not listed, or a wildcard could become one.
     """
     found = Arguments()
-    left = list(words)
+    left = deque(words)
     ended = False
     while left:
-        word = left.pop(0)
+        word = left.popleft()
         if rule.operands is not None and word.many:
             raise Unreadable(f"A wildcard may become several words, and {program} takes few; name the file.")
         if word.text == "--" and not ended:
             ended = True
         elif word.text.startswith("-") and word.text != "-" and not (ended and rule.tame):
             if ended:
-                raise Unreadable(f"{word.text!r} behind -- looks like a flag; write ./{word.text} instead.")
+                raise Unreadable(f"{word.text!r} after -- looks like a flag; write ./{word.text} instead.")
             if found.operands and rule.operands is not None:
                 raise Unreadable(f"The flags of {program} must stand before its operands.")
             _flag(program, rule, word, left, found)
@@ -106,7 +108,7 @@ def read_arguments(program: str, rule: Rule, words: list[Word]) -> Arguments:
     return found
 
 
-def _flag(program: str, rule: Rule, word: Word, left: list[Word], found: Arguments) -> None:
+def _flag(program: str, rule: Rule, word: Word, left: deque[Word], found: Arguments) -> None:
     fixed = word.before_glob is None or "=" in word.before_glob or rule.tame
     if not fixed or (word.many and word.varies):
         raise Unreadable(f"A wildcard in the flag {word.text!r} of {program} is not allowed; quote it.")
@@ -119,41 +121,41 @@ def _flag(program: str, rule: Rule, word: Word, left: list[Word], found: Argumen
         _cluster(program, rule, word, left, found)
 
 
-def _long(program: str, rule: Rule, word: Word, left: list[Word], found: Arguments) -> None:
+def _long(program: str, rule: Rule, word: Word, left: deque[Word], found: Arguments) -> None:
     name, equals, value = word.text.partition("=")
     bare = name[2:]
-    if bare in rule.long.split() and not equals:
+    if bare in listed(rule.long) and not equals:
         found.flags.append((name, None))
-    elif bare in rule.long_optional.split() or (equals and bare in rule.long_value.split()):
+    elif bare in listed(rule.long_optional) or (equals and bare in listed(rule.long_value)):
         found.flags.append((name, value if equals else None))
-    elif bare in rule.long_value.split():
+    elif bare in listed(rule.long_value):
         found.flags.append((name, _next(program, rule, name, left)))
     else:
         raise Unreadable(_unlisted(program, name))
 
 
-def _cluster(program: str, rule: Rule, word: Word, left: list[Word], found: Arguments) -> None:
+def _cluster(program: str, rule: Rule, word: Word, left: deque[Word], found: Arguments) -> None:
     letters = word.text[1:]
     for index, letter in enumerate(letters):
-        rest = letters[index + 1 :]
         if letter in rule.short:
             found.flags.append((f"-{letter}", None))
-        elif letter in rule.short_attached:
+            continue
+        rest = letters[index + 1 :]
+        if letter in rule.short_attached:
             found.flags.append((f"-{letter}", rest or None))
             return
-        elif letter in rule.short_value and rest and rule.values_apart:
+        if letter in rule.short_value and rest and rule.values_apart:
             raise Unreadable(f"Write the value of {program} -{letter} as a word of its own.")
-        elif letter in rule.short_value:
+        if letter in rule.short_value:
             found.flags.append((f"-{letter}", rest or _next(program, rule, f"-{letter}", left)))
             return
-        else:
-            raise Unreadable(_unlisted(program, f"-{letter}"))
+        raise Unreadable(_unlisted(program, f"-{letter}"))
 
 
-def _next(program: str, rule: Rule, flag: str, left: list[Word]) -> str | None:
+def _next(program: str, rule: Rule, flag: str, left: deque[Word]) -> str | None:
     if not left:
         return None  # the program will complain
-    value = left.pop(0)
+    value = left.popleft()
     _refuse_variable(program, rule, value)
     # However the program counts its values, the word can then not be a flag.
     dashed = value.text.startswith("-") and value.text != "-" and not _NUMBER.fullmatch(value.text)
@@ -166,6 +168,12 @@ def _refuse_variable(program: str, rule: Rule, word: Word) -> None:
     """A folder can have any name, and some flags take scripts and formats."""
     if word.varies and not rule.tame:
         raise Unreadable(f"Write out what a flag of {program} is given; $PWD, $HOME and ~ are for its operands.")
+
+
+@cache
+def listed(names: str) -> frozenset[str]:
+    """Return names that are separated by spaces as a set."""
+    return frozenset(names.split())
 
 
 def _unlisted(program: str, flag: str) -> str:
