@@ -21,7 +21,7 @@ __all__ = ["LONGEST", "Verdict", "classify", "problem_of", "readable", "redirect
 
 _SINKS = ("/dev/null", "/dev/stdout", "/dev/stderr")
 LONGEST = 10_000
-"""Characters; nobody needs more to look at something."""
+"""Bytes. A command that only looks at something needs no more, and every later step costs time by its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +53,33 @@ def readable(command: str) -> list[SimpleCommand]:
         Unreadable: It holds a construct that is not known, or two readers do not agree on what it means.
     """
     if len(command) > LONGEST:
-        raise Unreadable(f"The command is longer than {LONGEST} characters; split it.")
+        raise Unreadable(f"The command is longer than {LONGEST} bytes; split it.")
     if any((ord(char) < 32 and char not in "\t\n") or 127 <= ord(char) < 160 for char in command):
         raise Unreadable("The command holds a control character (a carriage return, perhaps); leave it out.")
     try:
         raw = command.encode()
     except UnicodeEncodeError as exc:
         raise Unreadable("The command is not valid Unicode.") from exc
-    shape, commands = read_shape(raw), read_commands(raw)
+    if len(raw) > LONGEST:
+        raise Unreadable(f"The command is longer than {LONGEST} bytes; split it.")
+    commands, line = read_commands(raw)
     if not commands:
         raise Unreadable("There is no command.")
-    if not _agree(shape, commands):
+    if not _agree(read_shape(line), commands):
         raise Unreadable(
-            "The command can be read in more than one way. Write it more simply: redirections at the end, "
+            "The command can be read in more than one way. Write it more simply: one command per line, "
             "special characters in single quotes."
         )
     return commands
 
 
 def _agree(shape: Shape, commands: list[SimpleCommand]) -> bool:
+    """Return whether both readers found the same words and redirections."""
     redirections = sorted(
-        (one.start, ((one.target.start, one.target.end),)) for simple in commands for one in simple.redirections
+        (one.start, (one.target.start, one.target.end)) for simple in commands for one in simple.redirections
     )
-    return shape.redirections == redirections and shape.commands == sorted(_spans(simple) for simple in commands)
+    words = sorted(_spans(simple) for simple in commands if simple.words)
+    return shape.redirections == redirections and shape.commands == words
 
 
 def _spans(simple: SimpleCommand) -> tuple[tuple[int, int], ...]:
@@ -86,10 +90,9 @@ def _spans(simple: SimpleCommand) -> tuple[tuple[int, int], ...]:
 
 
 def problem_of(simple: SimpleCommand) -> str | None:
-    """Return why a simple command does more than read, or None."""
-    if not simple.words:
-        return "A redirection without a command is not allowed."
-    return redirections_problem(simple) or _program_problem(simple.words[0], simple.words[1:])
+    """Return why a simple command does more than read, or None. Redirections of a subshell come without words."""
+    problem = redirections_problem(simple)
+    return problem if problem or not simple.words else _program_problem(simple.words[0], simple.words[1:])
 
 
 def redirections_problem(simple: SimpleCommand) -> str | None:
@@ -99,20 +102,23 @@ def redirections_problem(simple: SimpleCommand) -> str | None:
 
 
 def _redirection_problem(redirection: Redirection) -> str | None:
+    """Return why one redirection does more than read, or None."""
     target, operator = redirection.target, redirection.operator
-    if operator in ("<<", "<<-"):
+    if operator.startswith("<") and redirection.descriptor not in ("", "0"):
+        return "Only the standard input may be redirected from something."
+    if operator in ("<<", "<<-", "<<<"):
         return None
-    if not target.literal and operator != "<<<":
+    if redirection.descriptor not in ("", "0", "1", "2"):
+        return "Only the descriptors 0, 1 and 2 may be redirected."
+    if not target.literal:
         return "The target of a redirection must be written out."
-    if operator == "<<<":
-        return None
     if operator == ">&":
-        fine = target.text in ("1", "2", *_SINKS) and redirection.descriptor in ("", "1", "2")
+        fine = target.text in ("1", "2", *_SINKS) and redirection.descriptor != "0" and target.bare
         return None if fine else "Only 2>&1 and >&2 are allowed of this kind."
     if operator == "<":
         special = target.text.startswith("/dev/") and target.text != "/dev/null"
-        return "Reading from a device is not allowed." if special or redirection.descriptor not in ("", "0") else None
-    if target.text in _SINKS and redirection.descriptor in ("", "1", "2"):
+        return "Reading from a device is not allowed." if special else None
+    if target.text in _SINKS and redirection.descriptor != "0":
         return None
     return f"Writing to {target.text!r} is not allowed; only /dev/null is."
 
