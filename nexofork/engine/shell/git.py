@@ -16,7 +16,7 @@ from nexofork.engine.shell.flags import Arguments, Rule, judge
 if TYPE_CHECKING:
     from nexofork.engine.shell.words import Word
 
-__all__ = ["READ_ONLY_ENVIRONMENT", "judge_git"]
+__all__ = ["READ_ONLY_ENVIRONMENT", "SUBCOMMANDS", "judge_git"]
 
 _SETTINGS = {
     "safe.bareRepository": "explicit",
@@ -99,11 +99,18 @@ def _config(arguments: Arguments) -> str | None:
     return "git config may write; read with --get NAME or --list."
 
 
+def _describe(arguments: Arguments) -> str | None:
+    # Seen with git 2.39: the index is written even with GIT_OPTIONAL_LOCKS=0.
+    if arguments.has("--dirty", "--broken"):
+        return "git describe --dirty rewrites the index; use git describe and git status --short."
+    return None
+
+
 def _no_operands(arguments: Arguments) -> str | None:
     return f"git takes no {arguments.operands[0].text!r} here." if arguments.operands else None
 
 
-_SUBCOMMANDS: dict[str, Rule] = {
+SUBCOMMANDS: dict[str, Rule] = {
     "status": Rule(
         short="sbvz",
         short_attached="u",
@@ -170,7 +177,8 @@ _SUBCOMMANDS: dict[str, Rule] = {
     "describe": Rule(
         long="all tags contains long always exact-match first-parent debug",
         long_value="match exclude candidates",
-        long_optional="abbrev",
+        long_optional="abbrev dirty broken",
+        check=_describe,
     ),
     "remote": Rule(short="v", long="verbose", check=_no_operands),
     "remote get-url": Rule(long="all push"),
@@ -223,7 +231,7 @@ def judge_git(words: list[Word]) -> str | None:
         option = left.pop(0)
         if option.text == "-C" and left:
             if left[0].many or left[0].text.startswith("-"):
-                return "Name one folder behind git -C."
+                return "Name one folder after git -C."
             left.pop(0)
         elif option.text == "--version" and not left:
             return None
@@ -232,9 +240,9 @@ def judge_git(words: list[Word]) -> str | None:
     if not left or not left[0].literal:
         return "Name the subcommand of git in plain letters."
     name = left[0].text
-    if len(left) > 1 and left[1].literal and f"{name} {left[1].text}" in _SUBCOMMANDS:
+    if len(left) > 1 and left[1].literal and f"{name} {left[1].text}" in SUBCOMMANDS:
         name = f"{name} {left.pop(1).text}"
-    rule = _SUBCOMMANDS.get(name)
+    rule = SUBCOMMANDS.get(name)
     if rule is None:
         return f"git {name} is not among the subcommands known to only read."
     return _signature_problem(left[1:]) or judge(f"git {name}", rule, left[1:])

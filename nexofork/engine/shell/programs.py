@@ -1,12 +1,13 @@
 """The programs that only read, and with which flags.
 
-A flag is listed because somebody looked it up, not because it sounds harmless. What writes, sets something, runs a
-program of the caller's choice or never ends is left out; so is what nobody needs.
+A flag is listed because it was looked up, not because it sounds harmless. What writes, sets something, runs a program
+of the caller's choice or never ends is left out; so is what is rarely needed.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HINTS", "PROGRAMS"]
 
-_PRINTF = re.compile(r"(?:[^%]|%%|%[-+ #0]*(?:\d+|\*)?(?:\.(?:\d+|\*)?)?[sdiuoxXcbqfgeEG])*", re.DOTALL)
+_CONVERSION = re.compile(r"%(?:%|[-+ #0]{0,5}+\d{0,3}+(?:\.\d{0,3}+)?+[sdiuoxXcbqfgeEG])")
+"""Of printf. A width of more digits, or one from an argument, could fill the memory."""
+_SECONDS = re.compile(r"(?:[0-5]?\d(?:\.\d{1,3})?|60)s?")
+_TAR_LIST = re.compile(r"-?[tvzjJ]{1,9}f")
+_PS_LETTERS = re.compile(r"[axuwfjlrT]{1,9}|\d{1,9}")
 _XXD_FLAGS = ("-a", "-b", "-e", "-E", "-i", "-p", "-ps", "-u", "-C")
 _XXD_NUMBER = re.compile(r"-[clgs](?:\d+)?")
 _COUNT = re.compile(r"[+-]?(?:\d+|0x[0-9a-fA-F]+)")
@@ -70,30 +75,61 @@ def _date(arguments: Arguments) -> str | None:
 
 
 def _printf(words: list[Word]) -> str | None:
+    """Allow formats that only print. To bash -v and %n set a variable, and evaluate its index."""
     words = words[1:] if words and words[0].text == "--" else words
     if not words or not words[0].literal or words[0].text.startswith("-"):
         return "Begin printf with its format, in single quotes."
-    if _PRINTF.fullmatch(words[0].text):
+    if "%" not in _CONVERSION.sub("", words[0].text):
         return None
     return "The format of printf has a conversion that is not known to only print (%n sets a variable)."
 
 
+def _sleep(words: list[Word]) -> str | None:
+    """Allow waits that end well before a command is timed out."""
+    if len(words) == 1 and words[0].literal and _SECONDS.fullmatch(words[0].text):
+        return None
+    return "sleep takes one number of at most 60 seconds here."
+
+
+def _tar(words: list[Word]) -> str | None:
+    """Judge by position. tar takes any shortened flag, and several run programs (-I, -F, --to-command, --checkpoint).
+
+    It unpacks with programs of fixed names. An archive with a colon in its name is fetched by rsh.
+    """
+    if len(words) < 2 or not words[0].literal or not _TAR_LIST.fullmatch(words[0].text) or "t" not in words[0].text:
+        return "tar may only list: tar -tf ARCHIVE, with v, z, j or J before f."
+    archive, names = words[1], words[2:]
+    if archive.many or ":" in archive.text or (archive.text.startswith("-") and archive.text != "-"):
+        return "Name one archive for tar, without wildcards and colons."
+    if any(name.many or name.text.startswith("-") for name in names):
+        return "Name the members of the archive for tar, without wildcards and flags; or leave them out."
+    return None
+
+
+def _ps(arguments: Arguments) -> str | None:
+    """Refuse the letter e, which shows the environment of other programs."""
+    if all(operand.literal and _PS_LETTERS.fullmatch(operand.text) for operand in arguments.operands):
+        return None
+    return "ps takes only the letters axuwfjlrT or process numbers here."
+
+
 def _xxd(words: list[Word]) -> str | None:
-    """Judge by whole words: to xxd ``-ps`` is one flag, and what follows a second file name is written to."""
-    operands = 0
-    left = list(words)
+    """Judge by whole words: to xxd ``-ps`` is one flag, and what follows a file name is a second file, to write."""
+    left = deque(words)
     while left:
-        word = left.pop(0)
+        word = left.popleft()
         if word.many:
             return "A wildcard may become several words, and xxd writes to the second; name the file."
-        if _XXD_NUMBER.fullmatch(word.text) and (len(word.text) > 2 or (left and _COUNT.fullmatch(left.pop(0).text))):
+        if _XXD_NUMBER.fullmatch(word.text) and (
+            len(word.text) > 2 or (left and _COUNT.fullmatch(left.popleft().text))
+        ):
             continue
         if word.text in _XXD_FLAGS:
             continue
         if word.text.startswith("-") and word.text != "-":
             return f"xxd {word.text} is not among the flags known to only read."
-        operands += 1
-    return None if operands < 2 else "xxd writes to its second file; name one."
+        return "xxd writes to what follows its file; name the file last." if left else None
+    return None
 
 
 def _command(arguments: Arguments) -> str | None:
@@ -292,6 +328,14 @@ _RULES: dict[str, Rule] = {
     "id": Rule(short="Ggnruz", long="group groups name real user zero"),
     "groups": Rule(),
     "uptime": Rule(short="ps", long="pretty since", operands=0),
+    "free": Rule(short="bkmghwtlv", long="bytes kibi mebi gibi tebi human wide total lohi si", operands=0),
+    "ps": Rule(
+        short="AadefFHjlLTwy",
+        short_value="opuUgGtCq",
+        long="forest headers no-headers",
+        long_value="sort format pid ppid user cols",
+        check=_ps,
+    ),
     "which": Rule(short="a"),
     "type": Rule(short="aftpP"),
     # Its flags end at the first operand: `command rm -v x` runs rm. Limited operands keep flags in front.
@@ -302,6 +346,8 @@ _JUDGES: dict[str, Judge] = {
     "find": judge_find,
     "git": judge_git,
     "printf": _printf,
+    "sleep": _sleep,
+    "tar": _tar,
     "test": judge_test,
     "xxd": _xxd,
     "[": judge_test,
@@ -322,11 +368,10 @@ HINTS = {
     "xargs": f"{_RUNS}; name the files, or use a wildcard or grep -r",
     "parallel": _RUNS,
     "env": f"{_RUNS}; call the program itself",
-    "time": f"{_RUNS}; call the program itself",
     "timeout": f"{_RUNS}; call the program itself",
     "nice": f"{_RUNS}; call the program itself",
     "nohup": f"{_RUNS}; call the program itself",
-    "sudo": f"{_RUNS}, as somebody else",
+    "sudo": f"{_RUNS}, as another user",
     "less": f"{_RUNS}; use cat, head or sed -n",
     "more": f"{_RUNS}; use cat, head or sed -n",
     "man": _RUNS,
@@ -337,10 +382,8 @@ HINTS = {
     "exec": "runs another program in the shell's place; call the program itself",
     "source": "runs a file as commands; read it with cat",
     ".": "runs a file as commands; read it with cat",
-    "{": "opens a group; use ( … )",
-    "!": "turns the outcome round; leave it out",
     **dict.fromkeys(("perl", "ruby", "php", "lua"), "runs any program text"),
     **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"), f"{_RUNS}; write the command itself"),
     **dict.fromkeys(("rm", "mv", "cp", "dd", "touch", "mkdir", "chmod", "chown", "ln", "truncate"), "changes files"),
 }
-"""Why some well-known programs are not listed, behind their names."""
+"""Why some well-known programs are not listed; the sentence begins with their name."""
