@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup programs ops demo test test-ops check fmt bench chaos manual lock clean
+.PHONY: help setup programs ops demo test test-ops check fmt bench chaos fuzz manual lock clean
 help:
 	@echo "make demo      set up, fork five ways over two daemons against the simulator, show what was saved"
 	@echo "make test      set up, then every check: lint, types, tests"
@@ -13,6 +13,7 @@ help:
 	@echo "make fmt       format the code"
 	@echo "make bench     measure what the README claims, beside the alternative"
 	@echo "make chaos     the crash tests at length"
+	@echo "make fuzz      judge 200,000 shell commands, run what is allowed in a jail, see that nothing changes"
 	@echo "make manual    write docs/cli.md from the commands' help, docs/protocol.md from the wire models"
 	@echo "make lock      take the newest allowed libraries into the container image"
 
@@ -57,6 +58,9 @@ bench: setup
 
 chaos: setup
 	$(BIN)/pytest -m chaos --timeout 900
+
+fuzz: programs setup
+	$(BIN)/pytest -m fuzz --timeout 7200
 
 manual: setup
 	$(BIN)/python -m nexofork.cli.manual > docs/cli.md

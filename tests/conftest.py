@@ -22,6 +22,7 @@ _FOREIGN = (
 )
 _LONG = {
     "chaos": "crashes at length",
+    "fuzz": "200,000 shell commands, judged and run by bash in a jail",
     "ops": "what is billed, what outlives a cluster's leader, what an operator installs, at length",
 }
 
