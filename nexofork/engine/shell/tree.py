@@ -76,8 +76,8 @@ _PLAIN = bytes(byte if byte < 128 else ord("x") for byte in range(256))
 
 
 @cache
-def _parser() -> Parser:
-    return Parser(Language(tree_sitter_bash.language()))
+def _language() -> Language:
+    return Language(tree_sitter_bash.language())
 
 
 def read_shape(raw: bytes) -> Shape:
@@ -86,7 +86,8 @@ def read_shape(raw: bytes) -> Shape:
     Raises:
         Unreadable: It is no shell command, or it holds a construct that is not known to be harmless.
     """
-    root = _parser().parse(raw.translate(_PLAIN)).root_node
+    # A parser of its own: commands may be judged in several threads, and a parser is not made for that.
+    root = Parser(_language()).parse(raw.translate(_PLAIN)).root_node
     if root.type != "program" or root.has_error:
         raise Unreadable("The command is not valid shell syntax, or holds a construct that is not allowed.")
     shape = Shape()
