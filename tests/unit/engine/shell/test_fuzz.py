@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nexofork.engine.shell import classify
+from nexofork.engine.shell import classify, readable
 from tests.unit.engine.shell.scratch import listing, make, run
 from tests.unit.engine.shell.table import HARMFUL, HARMLESS
 
@@ -139,6 +139,29 @@ def test_what_is_pushed_into_a_harmless_command_is_seen(command: str, pieces: li
         place = data.draw(st.integers(0, len(command)))
         command = command[:place] + piece + command[place:]
     assert not classify(command).allowed or not _changes(command), command
+
+
+LEXEMES = st.sampled_from(
+    [
+        *("a", "b", "1", "=", "'", "'", '"', '"', "\\", " ", " ", "\t", "\n", "{", "}", ",", "..", "$", "~", "/", "!"),
+        *("#", "]", ":", "-", "@", "^", "%", "+", "é", "2>/dev/null ", "{x}", "<<<", " \\\n", '"a b"', "'c d'", "''"),
+    ]
+)
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pieces=st.lists(LEXEMES, min_size=1, max_size=8))
+def test_bash_gets_the_words_that_were_judged(pieces: list[str]) -> None:
+    """Quotes, escapes, braces and redirections in any order: a program is given exactly what the reader reads."""
+    command = "printf '%s\\0' " + "".join(pieces)
+    if not classify(command).allowed:
+        return
+    simple, *others = readable(command)
+    shown = all(one.descriptor == "2" or one.operator == "<<<" for one in simple.redirections)
+    if shown and not others and all(word.literal for word in simple.words):
+        with tempfile.TemporaryDirectory() as name:
+            given_words = run(command, Path(name)).stdout.decode().split("\0")[:-1]
+        assert given_words == ([word.text for word in simple.words[2:]] or [""]), command
 
 
 @settings(max_examples=500, deadline=None)
