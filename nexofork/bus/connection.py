@@ -37,6 +37,7 @@ from nexofork.bus.failures import (
 from nexofork.bus.jetstream import API, call, find_api
 from nexofork.bus.subscription import Msg, Reply, Subscription
 from nexofork.errors import BusError
+from nexofork.wire.streams import fill_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -255,9 +256,7 @@ class Bus:
         now = asyncio.get_running_loop().time()
         asked_at, fill = self._fill.get(stream, (-_FILL_AGE_S, 0.0))
         if now - asked_at >= _FILL_AGE_S:
-            info = await call(self, f"STREAM.INFO.{stream}")
-            limit = int(info["config"].get("max_bytes", -1))
-            fill = info["state"]["bytes"] / limit if limit > 0 else 0.0
+            fill = fill_of(await call(self, f"STREAM.INFO.{stream}"))
             self._fill[stream] = (now, fill)
         return fill
 

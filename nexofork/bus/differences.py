@@ -1,7 +1,7 @@
 """What the design needs of streams and of the consumer, compared with what the server has.
 
 Size, age and copies are the admin's: they differ without being wrong, and only an age that is short enough to lose runs
-is worth a word.
+is worth a word. A stream without any limit works too, so it stops no process; but one key can fill the store by it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["changes", "consumer_needs", "differences", "forgets_early", "stream_needs"]
+__all__ = [
+    "changes",
+    "consumer_needs",
+    "differences",
+    "forgets_early",
+    "missing_limits",
+    "stream_needs",
+    "without_limits",
+]
 
 _NEEDED = (
     "subjects",
@@ -27,6 +35,8 @@ _NEEDED = (
 )
 _CONSUMER_NEEDED = ("filter_subject", "ack_policy", "max_deliver", "deliver_policy")
 _LEAST_MESSAGE = 1 << 20
+_LIMITS = {"max_bytes": "bytes", "max_msgs": "messages", "max_msg_size": ""}
+"""What bounds a stream, with what of its state counts against it."""
 _LEAST_PENDING = 1000
 """Runs of all daemons together; further ones would wait although slots are free."""
 _SECOND_NS = 10**9
@@ -71,6 +81,25 @@ def forgets_early(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     if not 0 < age < usual:
         return ""
     return f"stream {wanted['name']} forgets after {age / _SECOND_NS:g} s, where {usual / _SECOND_NS:g} s are usual"
+
+
+def missing_limits(info: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, int]:
+    """Return the limits to give a stream that has none, from the settings of a new one.
+
+    A stream that holds more than a new one may is given a quarter more than it holds: nothing stored is lost, and
+    nothing is refused from now on that was taken before.
+    """
+    return {
+        key: max(int(wanted[key]), int(info["state"][counted]) * 5 // 4 if counted else 0)
+        for key, counted in _LIMITS.items()
+        if key in wanted and int(info["config"].get(key) or -1) <= 0
+    }
+
+
+def without_limits(info: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return which limits a stream lacks, as a sentence's part; empty where it has all."""
+    missing = missing_limits(info, wanted)
+    return f"stream {wanted['name']} has no {', '.join(missing)}" if missing else ""
 
 
 def _words(value: Any) -> str:

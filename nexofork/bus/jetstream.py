@@ -40,7 +40,7 @@ EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_LAST = 10071
 _IN_FLIGHT = 10164  # on a replicated stream: a write under the same filter is not decided yet
 _STORE_FAILED = 10077
-_NO_RESOURCES = (10023, 10028, 10047)
+_NO_RESOURCES = (10002, 10023, 10028, 10047)  # of the account, the server, its memory, its disk
 
 
 async def find_api(bus: Bus) -> str:

@@ -2,8 +2,9 @@
 
 Safe to run at every start of everything, at the same time: what is missing is made, and what is there is changed only
 where somebody says so. Settings that the design needs and that are otherwise are an error that names each difference;
-limits that an admin chose (size, age, replicas) are left alone unless they are given. With accounts no role but admin
-may create anything, because a consumer's deliver subject could forge an abort: then this only checks.
+limits that an admin chose (size, age, replicas) are left alone unless they are given. Limits that a stream lacks are
+named, and set by a repair. With accounts no role but admin may create anything, because a consumer's deliver subject
+could forge an abort: then this only checks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.differences import changes as changes_to
-from nexofork.bus.differences import consumer_needs, differences, forgets_early, stream_needs
+from nexofork.bus.differences import (
+    consumer_needs,
+    differences,
+    forgets_early,
+    missing_limits,
+    stream_needs,
+    without_limits,
+)
 from nexofork.bus.failures import (
     CannotChange,
     JetStreamRefused,
@@ -27,7 +35,7 @@ from nexofork.bus.failures import (
 )
 from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
-from nexofork.wire.streams import CONSUMER, consumer_settings, log_stream, stream_settings
+from nexofork.wire.streams import CONSUMER, consumer_settings, inbox_stream, log_stream, stream_settings
 from nexofork.wire.subjects import DEFAULT_POOL
 
 if TYPE_CHECKING:
@@ -46,6 +54,7 @@ _NO_PEERS = 10005
 _NOT_CLUSTERED = 10074
 _CANNOT_CHANGE = (10012, 10052)  # of a consumer, of a stream
 _REPLICAS = 3
+_EMPTY = {"bytes": 0, "messages": 0}
 _DEADLINE_S = 15.0
 _PEERS_S = 3.0
 
@@ -58,6 +67,10 @@ class Provisioned:
     """How long a request may stay unrenewed; another than asked for where this role may not change it."""
     notes: tuple[str, ...] = ()
     """What an admin may want so, and should know of."""
+    unlimited: tuple[str, ...] = ()
+    """Each stream that lacks a limit, and which."""
+    oversized: tuple[str, ...] = ()
+    """Each stream that holds more than its limit, or was given a higher one than usual for that."""
 
 
 async def provision(
@@ -76,7 +89,8 @@ async def provision(
         pool: Whose log, inbox and consumer.
         lease_s: How long a request may stay unrenewed; None leaves an existing consumer as it is.
         replicas: None means 3 on a cluster that has them, else 1; an existing stream keeps its number.
-        max_bytes: The log's limit; None means 640 MiB for a new stream and leaves an existing one.
+        max_bytes: The log's limit; None means 640 MiB for a new stream and leaves an existing one. Streams that pools
+            share are given more room by it, never less.
         repair: Whether existing streams get the settings that the design needs.
 
     Raises:
@@ -84,12 +98,19 @@ async def provision(
         BusError: Something is missing or wrong and this role may not change it; the message names the admin command.
     """
     work = _Provisioner(bus, pool=pool, replicas=replicas, max_bytes=max_bytes, repair=repair)
-    for wanted in stream_settings(pool, **({} if max_bytes is None else {"max_bytes": max_bytes})):
+    # What lacks a limit gets its share of the log that is there.
+    log_bytes = max_bytes or await work.log_bytes()
+    for wanted in stream_settings(pool, **({} if log_bytes is None else {"max_bytes": log_bytes})):
         await work.stream(wanted)
     lease = await work.consumer(pool, lease_s)
     if work.differ:
         raise StreamsDiffer(tuple(work.differ), pool=pool)
-    return Provisioned(lease_s=lease, notes=tuple(work.notes))
+    return Provisioned(
+        lease_s=lease,
+        notes=tuple(work.notes),
+        unlimited=tuple(work.unlimited),
+        oversized=tuple(work.oversized),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +124,8 @@ class Found:
     """Each setting that is otherwise than the design needs."""
     notes: tuple[str, ...] = ()
     """What an admin may want so, and should know of."""
+    unlimited: tuple[str, ...] = ()
+    """Each stream that lacks a limit, and which: one key can fill the store by it."""
 
 
 async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
@@ -112,7 +135,7 @@ async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
         BusError: The server did not say.
     """
     work = _Provisioner(bus, pool=pool, replicas=None, max_bytes=None, repair=False)
-    streams, missing, differ, notes = {}, list[str](), list[str](), list[str]()
+    streams, missing, differ, notes, unlimited = {}, list[str](), list[str](), list[str](), list[str]()
     for wanted in stream_settings(pool):
         name = wanted["name"]
         info = await work.info(f"STREAM.INFO.{name}", _NO_STREAM)
@@ -122,6 +145,7 @@ async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
         streams[name] = info
         differ += differences(f"stream {name}", info["config"], stream_needs(wanted))
         notes.append(forgets_early(info["config"], wanted))
+        unlimited.append(without_limits(info, wanted))
     log_name = log_stream(pool)
     info = await work.info(f"CONSUMER.INFO.{log_name}.{CONSUMER}", _NO_CONSUMER) if log_name in streams else None
     if info is None:
@@ -129,7 +153,13 @@ async def look(bus: Bus, *, pool: str = DEFAULT_POOL) -> Found:
     else:
         wanted = consumer_settings(pool)
         differ += differences(f"consumer {CONSUMER} of {log_name}", info["config"], consumer_needs(wanted))
-    return Found(streams=streams, missing=tuple(missing), differ=tuple(differ), notes=tuple(filter(None, notes)))
+    return Found(
+        streams=streams,
+        missing=tuple(missing),
+        differ=tuple(differ),
+        notes=tuple(filter(None, notes)),
+        unlimited=tuple(filter(None, unlimited)),
+    )
 
 
 async def check_pool(bus: Bus, *, pool: str = DEFAULT_POOL) -> None:
@@ -155,31 +185,56 @@ class _Provisioner:
         self.differ: list[str] = []
         """What was found otherwise than the design needs, and left."""
         self.notes: list[str] = []
-        self._given = {"num_replicas": replicas, "max_bytes": max_bytes}
+        self.unlimited: list[str] = []
+        self.oversized: list[str] = []
+        self._given = {"num_replicas": replicas, "max_bytes": max_bytes, "max_msgs": max_bytes}
         self._replicas = replicas or _REPLICAS
         self._fixed_replicas = replicas is not None
 
+    async def log_bytes(self) -> int | None:
+        """Return the limit of the pool's log; None where it has none yet."""
+        info = await self.info(f"STREAM.INFO.{log_stream(self._pool)}", _NO_STREAM)
+        limit = -1 if info is None else int(info["config"].get("max_bytes", -1))
+        return limit if limit > 0 else None
+
     async def stream(self, wanted: dict[str, Any]) -> None:
+        """Bring one stream in order, as far as that is asked for."""
         name = wanted["name"]
-        current = await self._config(f"STREAM.INFO.{name}", _NO_STREAM)
-        if current is None:
-            current = await self._create(wanted)
+        info = await self.info(f"STREAM.INFO.{name}", _NO_STREAM)
+        if info is None:
+            info = await self._create(wanted)
+        current: Mapping[str, Any] = info["config"]
         changes = self._asked(current, wanted)
         if self._repair:
             changes |= changes_to(current, stream_needs(wanted))
+            changes = missing_limits(info, wanted) | changes
         else:
             self.differ += differences(f"stream {name}", current, stream_needs(wanted))
+            if lacks := without_limits({**info, "config": {**current, **changes}}, wanted):
+                self.unlimited.append(lacks)
         if note := forgets_early(current, wanted):
             self.notes.append(note)
         if changes:
-            await self._do(
-                f"STREAM.UPDATE.{name}", {**current, **changes}, f"stream {name} has other {_names(changes)}"
+            lacks = f"stream {name} has other {_names(changes)}"
+            done = await self._do(f"STREAM.UPDATE.{name}", {**current, **changes}, lacks)
+            self._compare(info["state"], done["config"], wanted)
+
+    def _compare(self, state: Mapping[str, Any], config: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Take note of a stream that holds more than its limit, or that got a higher one because of what it holds."""
+        holds, limit = int(state["bytes"]), int(config["max_bytes"])
+        said = f"stream {config['name']} holds {holds} bytes"
+        if config["discard"] == "new" and 0 < limit <= holds:
+            self.oversized.append(
+                f"{said} and its limit is {limit} now, so it takes nothing new until enough has expired"
             )
+        elif self._repair and holds >= int(wanted["max_bytes"]):
+            self.oversized.append(f"{said}, so its limit is {limit} and not the usual {wanted['max_bytes']}")
 
     async def consumer(self, pool: str, lease_s: float | None) -> float:
         stream = log_stream(pool)
         wanted = consumer_settings(pool, **({} if lease_s is None else {"lease_s": lease_s}))
-        current = await self._config(f"CONSUMER.INFO.{stream}.{CONSUMER}", _NO_CONSUMER)
+        info = await self.info(f"CONSUMER.INFO.{stream}.{CONSUMER}", _NO_CONSUMER)
+        current: Mapping[str, Any] | None = info["config"] if info else None
         lacks = f"consumer {CONSUMER} of {stream} does not exist"
         if current is not None:
             needed = consumer_needs(wanted)
@@ -208,14 +263,19 @@ class _Provisioner:
 
     def _asked(self, current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         """What the caller gave that is otherwise."""
-        asked = {
-            key: value if key == "num_replicas" else wanted[key]
-            for key, value in self._given.items()
-            if value is not None and key in wanted
-        }
+        shared = wanted["name"] not in (log_stream(self._pool), inbox_stream(self._pool))
+        asked = {}
+        for key, value in self._given.items():
+            if value is None or key not in wanted:
+                continue
+            if key == "num_replicas":
+                asked[key] = value
+            elif not shared or 0 < int(current.get(key, -1)) < wanted[key]:  # one pool takes no room from the others
+                asked[key] = wanted[key]
         return changes_to(current, asked)
 
     async def _create(self, wanted: dict[str, Any]) -> Mapping[str, Any]:
+        """Make a stream, and return what the server says of it."""
         name, loop = wanted["name"], asyncio.get_running_loop()
         give_up = loop.time() + _PEERS_S
         while True:
@@ -224,7 +284,7 @@ class _Provisioner:
                 return await self._do(f"STREAM.CREATE.{name}", settings, f"stream {name} does not exist")
             except JetStreamRefused as refused:
                 if refused.err_code == _NAME_TAKEN:  # somebody was faster
-                    return await self._config(f"STREAM.INFO.{name}", _NO_STREAM) or wanted
+                    return await self.info(f"STREAM.INFO.{name}", _NO_STREAM) or {"config": wanted, "state": _EMPTY}
                 if self._fixed_replicas or refused.err_code not in (_NO_PEERS, _NOT_CLUSTERED):
                     raise
                 if refused.err_code == _NO_PEERS and loop.time() < give_up:  # a cluster that is still coming up
@@ -233,11 +293,6 @@ class _Provisioner:
                 if refused.err_code == _NO_PEERS:
                     log.warning("the cluster has fewer than %d servers: %s is not replicated", _REPLICAS, name)
                 self._replicas, self._fixed_replicas = 1, True
-
-    async def _config(self, subject: str, missing: int) -> Mapping[str, Any] | None:
-        info = await self.info(subject, missing)
-        config: Mapping[str, Any] | None = info["config"] if info else None
-        return config
 
     async def info(self, subject: str, missing: int) -> Mapping[str, Any] | None:
         try:
@@ -249,7 +304,7 @@ class _Provisioner:
 
     async def _do(self, subject: str, payload: Mapping[str, Any], lacks: str) -> Mapping[str, Any]:
         try:
-            config: Mapping[str, Any] = (await _patiently(self._bus, subject, payload))["config"]
+            return await _patiently(self._bus, subject, payload)
         except (NotPermitted, NoResponders) as exc:
             raise BusError(
                 f"The {lacks}, and this role may not change it. Let an admin run "
@@ -263,11 +318,10 @@ class _Provisioner:
             raise CannotChange(lacks, subject, reason=refused.description, pool=self._pool) from refused
         except StoreFull as exc:
             raise BusError(
-                f"The server has no room for this: {exc.detail}. Give it more storage, or provision with a smaller "
-                f"max_bytes (`{provision_command(self._pool)} --max-bytes N`).",
+                f"The server has no room for stream {subject.split('.')[2]}: {exc.detail}. Give it more storage, or "
+                f"provision with a smaller max_bytes (`{provision_command(self._pool)} --max-bytes N`).",
                 retryable=False,
             ) from exc
-        return config
 
 
 async def _patiently(bus: Bus, subject: str, payload: Mapping[str, Any] | None) -> dict[str, Any]:

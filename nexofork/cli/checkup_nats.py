@@ -20,7 +20,7 @@ from nexofork.bus.jetstream import store
 from nexofork.bus.provisioning import look
 from nexofork.cli.checkup import Finding
 from nexofork.errors import BusError
-from nexofork.wire.streams import log_stream
+from nexofork.wire.streams import LEDGER, fill_of, log_stream
 from nexofork.wire.subjects import blob
 
 if TYPE_CHECKING:
@@ -72,12 +72,15 @@ def _streams(found: Found, pool: str) -> Finding:
     if found.differ:
         fix = f"Nothing was changed; let an admin run `{provision_command(pool)} --apply`."
         return Finding(name="streams", state="wrong", said="; ".join(found.differ), fix=fix)
+    if found.unlimited:
+        fix = f"Nothing was changed; let an admin run `{provision_command(pool)} --apply`, which deletes nothing."
+        said = f"{'; '.join(found.unlimited)}: one daemon's key can fill the store until aborts fail"
+        return Finding(name="streams", state="wrong", said=said, fix=fix)
     for name, info in found.streams.items():
-        limit = int(info["config"].get("max_bytes", -1))
-        if limit > 0 and info["state"]["bytes"] >= _FULL * limit:
+        if info["config"]["discard"] == "new" and (fill := fill_of(info)) >= _FULL:
+            what = "when it is full, calls are no longer booked" if name == LEDGER else "new requests are refused"
             fix = f"Wait for old runs to expire, or give it more room (`{provision_command(pool)} --max-bytes N`)."
-            said = f"stream {name} is {info['state']['bytes'] / limit:.0%} full and new requests are refused"
-            return Finding(name="streams", state="wrong", said=said, fix=fix)
+            return Finding(name="streams", state="wrong", said=f"stream {name} is {fill:.0%} full and {what}", fix=fix)
     if found.notes:
         fix = "That is an admin's to decide; runs that last longer lose what they need."
         return Finding(name="streams", state="note", said="; ".join(found.notes), fix=fix)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nexofork.bus.connection import BusSettings, open_bus
+from nexofork.bus.failures import provision_command
 from nexofork.bus.provisioning import provision as provision_pool
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.options import json_option, seconds, target_options
@@ -35,9 +36,14 @@ _LEAST_BYTES = 1 << 20
     "--max-bytes",
     type=click.IntRange(min=_LEAST_BYTES),
     metavar="N",
-    help="Limit of the pool's log; inbox and blobs get theirs in proportion. 640 MiB for a new pool unless given.",
+    help="Limit of the pool's log; the other streams get theirs in proportion, and those that pools share never "
+    "shrink. 640 MiB for a new pool unless given.",
 )
-@click.option("--apply", is_flag=True, help="Also change what exists and is otherwise than the fleet needs.")
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="Also change what exists and is otherwise than the fleet needs, and limit streams that have no limit.",
+)
 @json_option
 @target_options
 def provision(*, as_json: bool, target: Target, **given: Any) -> None:
@@ -57,6 +63,11 @@ async def _provision(target: Target, given: dict[str, Any], *, as_json: bool) ->
             done = await provision_pool(bus, pool=target.pool, repair=given.pop("apply"), **given)
     for note in done.notes:
         click.echo(f"Note: {note}. Runs that last longer lose what they need.", err=True)
+    for lack in done.unlimited:
+        fix = f"`{provision_command(target.pool)} --apply` sets it, and deletes nothing"
+        click.echo(f"Note: {lack}: one daemon's key can fill the store until aborts fail. {fix}.", err=True)
+    for said in done.oversized:
+        click.echo(f"Note: {said}. Nothing was deleted.", err=True)
     streams = [stream["name"] for stream in stream_settings(target.pool)]
     consumer = f"{log_stream(target.pool)}/{CONSUMER}"
     if as_json:

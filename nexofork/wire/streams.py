@@ -2,13 +2,19 @@
 
 Why these: one limits stream keeps a run's two subjects in one order, write-once streams make a name mean one content
 for ever, and nothing may be deleted, purged or rolled up by anybody but time.
+
+Every stream has a limit in bytes, and all limits together fit the account. So a key that fills each stream it may write
+to takes no room from the others, and an abort always fits: the inbox is written by parents alone.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexofork.wire.subjects import DEFAULT_POOL, check_token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "BLOBS",
@@ -18,6 +24,7 @@ __all__ = [
     "PRESENCE",
     "WARM",
     "consumer_settings",
+    "fill_of",
     "inbox_stream",
     "log_stream",
     "stream_of",
@@ -77,12 +84,31 @@ def stream_settings(pool: str = DEFAULT_POOL, *, replicas: int = 1, max_bytes: i
     Args:
         pool: Whose log and inbox.
         replicas: 1 on one server, 3 on a cluster.
-        max_bytes: The log's limit; new requests are refused at 80% of it, so that aborts and finals still fit. With the
-            default, all streams at three replicas fit the accounts' limit of 8 GB.
+        max_bytes: The log's limit; the others get theirs in proportion. New requests are refused at 80% of it, so that
+            aborts and finals still fit. With the default, all streams at three replicas fit the accounts' limit of
+            8 GB.
     """
     check_token(pool, "pool")
-    streams = [_log(pool, max_bytes), _inbox(pool, max_bytes), _blobs(max_bytes), *_LATEST_VALUES, _LEDGER]
+    streams = [
+        _log(pool, max_bytes),
+        _inbox(pool, max_bytes),
+        _blobs(max_bytes),
+        _warm(max_bytes),
+        _presence(max_bytes),
+        _ledger(max_bytes),
+    ]
     return [{**_COMMON, "num_replicas": replicas, **settings} for settings in streams]
+
+
+def fill_of(info: Mapping[str, Any]) -> float:
+    """Return how full a stream is, from 0 to 1, by bytes or by messages, from what the server says of it.
+
+    >>> fill_of({"config": {"max_bytes": 100, "max_msgs": 4}, "state": {"bytes": 50, "messages": 3}})
+    0.75
+    """
+    config, state = info["config"], info["state"]
+    used = ((state["bytes"], config.get("max_bytes", -1)), (state["messages"], config.get("max_msgs", -1)))
+    return max((count / limit for count, limit in used if limit > 0), default=0.0)
 
 
 def consumer_settings(pool: str = DEFAULT_POOL, *, lease_s: float = 15.0) -> dict[str, Any]:
@@ -116,27 +142,21 @@ _COMMON = {
     "deny_purge": True,
     "allow_rollup_hdrs": False,
     "duplicate_window": 100 * 10**6,
+    "max_msg_size": 1 << 20,
 }
 _WRITE_ONCE = {"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}
-_LATEST_VALUES: tuple[dict[str, Any], ...] = (
-    {
-        "name": WARM,
-        "subjects": ["warm.*"],
-        "max_age": 2 * _HOUR_NS,
-        "max_msgs_per_subject": 1,
-        "discard": "old",
-        "republish": {"src": "warm.*", "dest": "live.warm.{{wildcard(1)}}"},
-    },
-    {
-        "name": PRESENCE,
-        "subjects": ["presence.*.*"],
-        "max_age": 30 * 10**9,
-        "max_msgs_per_subject": 1,
-        "discard": "old",
-        "republish": {"src": "presence.*.*", "dest": "live.presence.{{wildcard(1)}}.{{wildcard(2)}}"},
-    },
-)
-_LEDGER: dict[str, Any] = {"name": LEDGER, "subjects": ["ledger.*.*"], "max_age": 90 * _DAY_NS, "discard": "new"}
+_LEAST_BYTES = 4 << 20
+"""A stream that holds a few of the largest messages."""
+
+
+def _limits(max_bytes: int, mean_bytes: int = 512) -> dict[str, int]:
+    """Limit the number of messages too: the server keeps about 330 bytes of memory for each subject.
+
+    Args:
+        max_bytes: What the stream may hold.
+        mean_bytes: Less than what stored messages have on average, with subject and headers.
+    """
+    return {"max_bytes": max_bytes, "max_msgs": max_bytes // mean_bytes}
 
 
 def _log(pool: str, max_bytes: int) -> dict[str, Any]:
@@ -144,11 +164,10 @@ def _log(pool: str, max_bytes: int) -> dict[str, Any]:
         "name": log_stream(pool),
         "subjects": [f"agent.{pool}.*.events", f"agent.{pool}.*.reports"],
         "max_age": 72 * _HOUR_NS,
-        "max_bytes": max_bytes,
+        **_limits(max_bytes),
         "discard": "new",
         "max_msgs_per_subject": 20_000,
         "discard_new_per_subject": True,
-        "max_msg_size": 1 << 20,
         "republish": {
             "src": f"agent.{pool}.*.*",
             "dest": f"live.{pool}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}",
@@ -171,7 +190,41 @@ def _blobs(max_bytes: int) -> dict[str, Any]:
         "name": BLOBS,
         "subjects": ["blob.parent.*.*", "blob.daemon.*.*"],
         "max_age": 72 * _HOUR_NS,
-        "max_bytes": 2 * max_bytes,
-        "max_msg_size": 1 << 20,
+        **_limits(2 * max_bytes, 1024),
         **_WRITE_ONCE,
+    }
+
+
+def _warm(max_bytes: int) -> dict[str, Any]:
+    return {
+        "name": WARM,
+        "subjects": ["warm.*"],
+        "max_age": 2 * _HOUR_NS,
+        **_limits(max(max_bytes // 20, _LEAST_BYTES)),
+        "max_msgs_per_subject": 1,
+        "discard": "old",
+        "republish": {"src": "warm.*", "dest": "live.warm.{{wildcard(1)}}"},
+    }
+
+
+def _presence(max_bytes: int) -> dict[str, Any]:
+    return {
+        "name": PRESENCE,
+        "subjects": ["presence.*.*"],
+        "max_age": 30 * 10**9,
+        **_limits(max(max_bytes // 40, _LEAST_BYTES)),
+        "max_msgs_per_subject": 1,
+        "discard": "old",
+        "republish": {"src": "presence.*.*", "dest": "live.presence.{{wildcard(1)}}.{{wildcard(2)}}"},
+    }
+
+
+def _ledger(max_bytes: int) -> dict[str, Any]:
+    # A full ledger refuses calls, and the daemons say so: discarding old ones would lose bills without a word.
+    return {
+        "name": LEDGER,
+        "subjects": ["ledger.*.*"],
+        "max_age": 90 * _DAY_NS,
+        **_limits(max(max_bytes * 4 // 5, _LEAST_BYTES)),
+        "discard": "new",
     }

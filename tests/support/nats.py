@@ -159,6 +159,7 @@ def run_accounts_server(
     tenants: tuple[str, ...] = ("default",),
     pools: tuple[str, ...] = ("fork",),
     change: Callable[[str], str] = str,
+    max_bytes: int = SMALL,
 ) -> Iterator[AccountsServer]:
     """A server with accounts for as long as the block; its streams were made by the admins.
 
@@ -167,6 +168,7 @@ def run_accounts_server(
         tenants: Whose accounts.
         pools: Of each tenant.
         change: What is done to the configuration before the server reads it.
+        max_bytes: The limit of each pool's log.
     """
     made = folder / "auth"
     create(made, Server(port=-1, monitor_port=-1, store=str(folder / "store")), tenants=tenants, pools=pools)
@@ -177,7 +179,7 @@ def run_accounts_server(
     with running(ServerProcess('include "../auth/nats-server.conf"', folder=folder / "server")) as process:
         server = AccountsServer(url=process.url, folder=made, process=process, tenants=tenants, pools=pools)
         with ThreadPoolExecutor(1) as beside:  # whoever calls may have a loop of its own
-            beside.submit(asyncio.run, provision_as_admins(server)).result()
+            beside.submit(asyncio.run, provision_as_admins(server, max_bytes=max_bytes)).result()
         yield server
 
 
@@ -195,12 +197,12 @@ def attacked_server(tmp_path: Path) -> Iterator[AccountsServer]:
         yield server
 
 
-async def provision_as_admins(server: AccountsServer) -> None:
+async def provision_as_admins(server: AccountsServer, *, max_bytes: int = SMALL) -> None:
     """Make every pool of every tenant."""
     for tenant in server.tenants:
         async with connected(server.url, seed=server.seeds_of(tenant)["admin"]) as admin:
             for pool in server.pools:
-                await provision(admin, pool=pool, max_bytes=SMALL)
+                await provision(admin, pool=pool, max_bytes=max_bytes)
 
 
 @contextmanager

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork.bus.failures import NoResponders, NotPermitted, StreamsDiffer
-from nexofork.bus.jetstream import call
-from nexofork.bus.provisioning import look, provision
+from nexofork.bus.failures import NoResponders, NotPermitted, StoreFull, StreamsDiffer
+from nexofork.bus.jetstream import call, store
+from nexofork.bus.provisioning import check_pool, look, provision
 from nexofork.errors import BusError
 from nexofork.wire.streams import consumer_settings, stream_settings
+from nexofork.wire.subjects import ledger, reports
 from tests.support.nats import SMALL, AccountsServer, ServerProcess, connected, running
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from nexofork.bus.connection import Bus
@@ -133,6 +135,107 @@ async def test_limits_above_the_least_and_none_at_all_are_the_admins(bus: Bus, p
     await call(bus, f"CONSUMER.CREATE.{log}.pickup", {"stream_name": log, "config": wide})
 
     assert (await look(bus, pool=pool)).differ == ()
+
+
+SHARED = ("FORK_WARM", "FORK_PRESENCE", "FORK_LEDGER")
+
+
+async def without_limits(bus: Bus) -> None:
+    """Make the streams as the version before did."""
+    for wanted in stream_settings(max_bytes=4 << 20):
+        bounded = wanted["name"] not in SHARED
+        kept = {"max_bytes": wanted["max_bytes"], "max_msg_size": wanted["max_msg_size"]} if bounded else {}
+        none = {"max_bytes": -1, "max_msg_size": -1, "max_msgs": -1}
+        await call(bus, f"STREAM.CREATE.{wanted['name']}", {**wanted, **none, **kept})
+    consumer = {"stream_name": "FORK", "config": consumer_settings()}
+    await call(bus, "CONSUMER.CREATE.FORK.pickup", consumer)
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server for one test."""
+    text = f'host: 127.0.0.1\nport: -1\nhttp: "127.0.0.1:-1"\njetstream {{ domain: fork, store_dir: "{tmp_path}" }}\n'
+    with running(ServerProcess(text, folder=tmp_path / "server")) as server:
+        yield server
+
+
+async def test_streams_of_the_version_before_are_used_named_and_limited_on_request(own_server: ServerProcess) -> None:
+    """A daemon starts on them as they are; a repair gives each its limits and deletes nothing."""
+    async with connected(own_server.url) as bus:
+        await without_limits(bus)
+        await store(bus, ledger("local", "d1"), b"a bill")
+
+        found, started = await look(bus), await provision(bus)
+        await check_pool(bus)
+
+        assert (found.differ, found.missing) == ((), ())
+        assert found.unlimited == started.unlimited
+        assert {lack.split()[1] for lack in found.unlimited} > set(SHARED)
+        assert "stream FORK_LEDGER has no max_bytes, max_msgs, max_msg_size" in found.unlimited
+        assert (await config_of(bus, "FORK_LEDGER"))["max_bytes"] == -1
+
+        repaired = await provision(bus, repair=True)
+
+        assert (repaired.unlimited, repaired.oversized) == ((), ())
+        assert (await look(bus)).unlimited == ()
+        for wanted in stream_settings(max_bytes=4 << 20):
+            config = await config_of(bus, wanted["name"])
+            assert {key: config.get(key, False) for key in wanted} == wanted
+        assert (await call(bus, "STREAM.INFO.FORK_LEDGER"))["state"]["messages"] == 1
+
+
+async def test_a_ledger_that_holds_more_than_the_limit_keeps_its_bills_and_takes_more(
+    own_server: ServerProcess,
+) -> None:
+    """It gets room for what it holds and a quarter more, and that is said."""
+    async with connected(own_server.url) as bus:
+        await without_limits(bus)
+        for _ in range(8):
+            await store(bus, ledger("local", "d1"), b"x" * 1_000_000)
+        before = (await call(bus, "STREAM.INFO.FORK_LEDGER"))["state"]
+
+        repaired = await provision(bus, repair=True)
+
+        info = await call(bus, "STREAM.INFO.FORK_LEDGER")
+        limit = info["config"]["max_bytes"]
+        assert info["state"] == before
+        assert limit == before["bytes"] * 5 // 4
+        assert repaired.oversized == (
+            f"stream FORK_LEDGER holds {before['bytes']} bytes, so its limit is {limit} and not the usual {4 << 20}",
+        )
+        await store(bus, ledger("local", "d1"), b"another bill")
+
+
+async def test_a_limit_below_what_is_stored_deletes_nothing_and_is_said(own_server: ServerProcess) -> None:
+    """What an admin asks for is done: the log keeps all it holds and takes nothing more."""
+    async with connected(own_server.url) as bus:
+        await provision(bus, max_bytes=8 << 20)
+        for number in range(3):
+            await store(bus, reports(f"r{number}"), b"x" * 1_000_000)
+
+        done = await provision(bus, max_bytes=2 << 20)
+
+        state = (await call(bus, "STREAM.INFO.FORK"))["state"]
+        assert state["messages"] == 3
+        assert done.oversized == (
+            f"stream FORK holds {state['bytes']} bytes and its limit is {2 << 20} now, "
+            "so it takes nothing new until enough has expired",
+        )
+        with pytest.raises(StoreFull):
+            await store(bus, reports("more"), b"")
+
+
+async def test_a_small_pool_takes_no_room_from_what_all_pools_share(own_server: ServerProcess) -> None:
+    """Another pool's limit is for its own log and inbox; what is shared only grows by it."""
+    async with connected(own_server.url) as bus:
+        await provision(bus, max_bytes=64 << 20)
+        await provision(bus, pool="tiny", max_bytes=1 << 20)
+        small = {name: (await config_of(bus, name))["max_bytes"] for name in ("FORK_POOL_tiny", "FORK", "FORK_LEDGER")}
+        await provision(bus, pool="tiny", max_bytes=128 << 20)
+        large = (await config_of(bus, "FORK_LEDGER"))["max_bytes"]
+
+    assert small == {"FORK_POOL_tiny": 1 << 20, "FORK": 64 << 20, "FORK_LEDGER": (64 << 20) * 4 // 5}
+    assert large == (128 << 20) * 4 // 5
 
 
 async def test_a_log_that_forgets_early_is_noted(bus: Bus, pool: str) -> None:

@@ -425,6 +425,24 @@ async def test_an_abort_goes_by_the_inbox_when_the_log_takes_nothing(bus: Bus, p
     assert await RunLog(bus, "other", pool=pool).inbox_abort() is None
 
 
+async def test_a_flood_of_empty_messages_leaves_the_log_as_a_full_one_does(bus: Bus, pool: str) -> None:
+    """Their number has a limit too: new requests are refused by it, and an abort goes by the inbox."""
+    await provision(bus, pool=pool, max_bytes=1 << 20)
+    log = RunLog(bus, "running", pool=pool)
+    await log.request(a_request())
+    limit = (await call(bus, f"STREAM.INFO.FORK_POOL_{pool}"))["config"]["max_msgs"]
+    for number in range(limit - 2):
+        await bus.publish(reports(f"r{number}", pool), b"")
+    await store(bus, reports("last", pool), b"")
+    bus._fill.clear()
+
+    with pytest.raises(StoreFull, match="maximum messages exceeded"):
+        await store(bus, reports("more", pool), b"")
+    with pytest.raises(StoreFull, match="100% used"):
+        await RunLog(bus, "late", pool=pool).request(a_request())
+    assert (await log.abort(AbortEvent())).how == "inbox"
+
+
 @pytest.mark.parametrize("run_id", ["", "a.b", "a b", "*", ">", "a" * 129, "é"])
 async def test_a_run_id_that_is_no_token_is_refused(bus: Bus, run_id: str) -> None:
     """Nothing that could be another subject gets near the server."""

@@ -7,7 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from nexofork.bus.jetstream import call
-from nexofork.wire.streams import stream_settings
+from nexofork.wire.streams import inbox_stream, stream_settings
 from tests.integration.cli.conftest import _NEXOFORK
 from tests.support.nats import SMALL, connected
 from tests.support.sandboxes import BWRAP, needs_bubblewrap
@@ -75,6 +75,26 @@ async def test_streams_in_memory_are_neither_as_they_have_to_be_nor_durable(own_
 
     found = states(shown.stdout)
     assert (found["streams"], found["durability"]) == ("wrong", "wrong")
+
+
+async def test_streams_without_limits_are_wrong_until_provision_sets_them(own_pool: World, tmp_path: Path) -> None:
+    """The doctor and `provision` name each; `provision --apply` limits them, and then the doctor is content."""
+    doctor = ("doctor", *own_pool.at, "--sandbox", "none", "--state-dir", tmp_path)
+    own_pool.ask("provision", "--max-bytes", str(SMALL), *own_pool.at)
+    inbox = inbox_stream(own_pool.pool)
+    async with connected(own_pool.nats) as bus:
+        config = (await call(bus, f"STREAM.INFO.{inbox}"))["config"]
+        await call(bus, f"STREAM.UPDATE.{inbox}", {**config, "max_bytes": -1, "max_msg_size": -1})
+
+    lacking, noted = own_pool.run(*doctor), own_pool.run("provision", *own_pool.at)
+    applied, healed = own_pool.run("provision", "--apply", *own_pool.at), own_pool.run(*doctor)
+
+    said = f"stream {inbox} has no max_bytes, max_msg_size: one daemon's key can fill the store until aborts fail"
+    assert (lacking.returncode, said in lacking.stdout) == (1, True)
+    assert (noted.returncode, said in noted.stderr) == (0, True)
+    assert f"nexofork provision --pool {own_pool.pool} --apply" in lacking.stdout
+    assert (applied.returncode, applied.stderr) == (0, "")
+    assert "has no max_bytes" not in healed.stdout
 
 
 @needs_bubblewrap

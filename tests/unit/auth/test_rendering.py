@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nexofork.auth.book import ROLES, Book, Node, Server, Tenant, Tls, User
 from nexofork.auth.rendering import is_as_rendered, render
 from nexofork.bus.credentials import new_seed
-from nexofork.wire.streams import inbox_stream, log_stream
+from nexofork.wire.streams import inbox_stream, log_stream, stream_settings
 
 NAMES = st.lists(st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True), min_size=1, max_size=3, unique=True)
 
@@ -76,6 +77,20 @@ def test_both_keys_of_a_user_have_the_same_rights() -> None:
 
     blocks = dict(re.findall(r"\{ nkey: (\w+), permissions: \{.*?\n(.*?)\} \} \}", text, re.DOTALL))
     assert blocks[old].replace(old, "") == blocks[new].replace(new, "")
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_the_limits_of_all_streams_fit_the_account(count: int, replicas: int) -> None:
+    """Each stream can be filled to its limit, at every replica, before the account is full."""
+    pools = [f"p{number}" for number in range(count)]
+    (text,) = render(a_book(["default"], pools, server=Server(store="/srv/nats", replicas=replicas))).values()
+    streams = {wanted["name"]: wanted for pool in pools for wanted in stream_settings(pool, replicas=replicas)}
+
+    granted = re.search(r"jetstream: \{ max_mem: 256MB, max_file: (\d+)GB", text)
+    assert granted is not None
+    assert sum(wanted["max_bytes"] for wanted in streams.values()) * replicas <= int(granted[1]) << 30
+    assert all(wanted["max_msg_size"] == 1 << 20 for wanted in streams.values())
 
 
 def test_a_cluster_has_a_file_for_each_node() -> None:
