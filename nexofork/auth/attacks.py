@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nexofork.bus.jetstream import API, PLAIN_API, expect_last
+from nexofork.wire.budget import budget_run_id
 from nexofork.wire.messages import AbortEvent, encode
 from nexofork.wire.streams import BLOBS, CONSUMER, LEDGER, PRESENCE, WARM, inbox_stream, log_stream
 from nexofork.wire.subjects import blob, delta, events, inbox, ledger, live_reports, presence, reports, warm
@@ -21,13 +22,28 @@ if TYPE_CHECKING:
 
     from nexofork.auth.book import Role
 
-__all__ = ["Request", "carriers", "eavesdropping", "heard_by", "requests", "targets"]
+__all__ = [
+    "FORGED",
+    "NEVER",
+    "Request",
+    "bursts",
+    "carriers",
+    "contents",
+    "eavesdropping",
+    "heard_by",
+    "oversized",
+    "requests",
+    "targets",
+]
 
 FORGED = encode(AbortEvent(note="an attempt of `nexofork auth check`"))
-_NEVER = 1 << 53
+NEVER = 1 << 53
 """A sequence no stream comes to."""
+_LARGEST = 1 << 20
+"""What every stream takes at most in one message."""
 _ABSURD = b"[1]"
 """JSON that no request of the API is."""
+_TOO_LARGE = b" " * (_LARGEST + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +64,8 @@ _WRITERS: dict[str, tuple[Role, ...]] = {
     "store a parent's blob": ("parent",),
     "store a daemon's blob": ("daemon",),
     "say that a prefix is warm": ("daemon",),
+    "change a group's budget": ("daemon",),
+    "abort a group's budget": ("parent",),
     "show tokens to watchers": ("daemon",),
 }
 """Who may do what is written; everything else that is written, nobody may."""
@@ -103,6 +121,67 @@ def eavesdropping(role: Role, *, pool: str, keys: Mapping[str, str]) -> Iterator
         yield "hear the requests of parents", f"agent.{pool}.*.events"
         yield "hear answers to runs", f"agent.{pool}.*.inbox.*"
     yield "hear reports that were not stored", f"agent.{pool}.*.reports"
+
+
+def oversized(identity: str, *, run_id: str, pool: str) -> Iterator[Request]:
+    """Messages larger than any stream takes, on what a daemon's key may write.
+
+    Args:
+        identity: The public key that is used.
+        run_id: A run that does not exist.
+        pool: Of the run.
+    """
+    for place, subject, _ in _written_by_daemons(identity, f"{run_id}-size", pool, ""):
+        yield Request(what=f"write more than {_LARGEST} bytes at once to {place}", subject=subject, data=_TOO_LARGE)
+
+
+def contents(identity: str, *, run_id: str, pool: str, stranger: str) -> Iterator[Request]:
+    """Messages whose headers would make a stream do more than keep them, on what a daemon's key may write.
+
+    A stream that takes one keeps it under a name that no run and no daemon has, and forgets it like any other.
+
+    Args:
+        identity: The public key that is used.
+        run_id: A run that does not exist.
+        pool: Of the run.
+        stranger: A public key that no user has.
+    """
+    for what, headers in (
+        ("erase what stood before in", {"Nats-Rollup": "sub"}),
+        ("choose how long a message stays in", {"Nats-TTL": "60s"}),
+        ("write a batch at once to", {"Nats-Batch-Id": run_id, "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"}),
+    ):
+        for place, subject, _ in _written_by_daemons(identity, f"{run_id}-{next(iter(headers))}", pool, stranger):
+            yield Request(what=f"{what} {place}", subject=subject, data=FORGED, headers=headers)
+    for place, subject, forbidden in _written_by_daemons(identity, f"{run_id}-schedule", pool, stranger):
+        headers = {"Nats-Schedule": "@at 2100-01-01T00:00:00Z", "Nats-Schedule-Target": forbidden}
+        what = f"have the server write to {forbidden} later, by {place}"
+        yield Request(what=what, subject=subject, data=FORGED, headers=headers)
+
+
+def bursts(identity: str, *, run_id: str, pool: str) -> Iterator[Request]:
+    """Writes to send many of at once; their headers keep every stream from taking one.
+
+    Args:
+        identity: The public key that is used.
+        run_id: A run that does not exist.
+        pool: Of the run.
+    """
+    for place, subject, _ in _written_by_daemons(identity, f"{run_id}-burst", pool, ""):
+        yield Request(what=place, subject=subject, data=FORGED, headers=expect_last(NEVER, subject))
+
+
+def _written_by_daemons(key: str, run_id: str, pool: str, stranger: str) -> tuple[tuple[str, str, str], ...]:
+    """Return what a daemon's key may write: what it is, a subject of it, and one of its stream that it may not."""
+    budget = budget_run_id(run_id)
+    return (
+        ("the ledger", ledger(key, run_id), ledger(stranger or key, run_id)),
+        ("the warmth of prefixes", warm(run_id), warm(f"{run_id}-other")),
+        ("its presence", presence(key, run_id), presence(stranger or key, run_id)),
+        ("a group's budget", reports(budget, pool), events(budget, pool)),
+        ("a run's reports", reports(run_id, pool), events(run_id, pool)),
+        ("its blobs", blob("daemon", run_id, 0), blob("parent", run_id, 0)),
+    )
 
 
 def carriers(identity: str, *, run_id: str, pool: str) -> Iterator[Request]:
@@ -169,6 +248,8 @@ def _writes(run_id: str, pool: str, key: str) -> Iterator[tuple[str, str, dict[s
         ("store a parent's blob", blob("parent", run_id, 0)),
         ("store a daemon's blob", blob("daemon", run_id, 0)),
         ("say that a prefix is warm", warm(run_id)),
+        ("change a group's budget", reports(budget_run_id(run_id), pool)),
+        ("abort a group's budget", events(budget_run_id(run_id), pool)),
         ("speak for another daemon", presence(key, run_id)),
         ("book calls for another daemon", ledger(key, run_id)),
         ("show watchers a report that was not stored", live_reports(run_id, pool)),
@@ -176,7 +257,7 @@ def _writes(run_id: str, pool: str, key: str) -> Iterator[tuple[str, str, dict[s
         ("show tokens to watchers", delta(run_id, pool)),
     )
     for what, subject in named:
-        yield what, subject, expect_last(_NEVER, subject)
+        yield what, subject, expect_last(NEVER, subject)
 
 
 def _takes(role: Role, pool: str) -> Iterator[Request]:
@@ -254,7 +335,7 @@ def _kept_in(subject: str, pool: str) -> str:
 
 
 def _acknowledged(pool: str) -> str:
-    return f"$JS.ACK.{log_stream(pool)}.{CONSUMER}.1.{_NEVER}.{_NEVER}.1.0"
+    return f"$JS.ACK.{log_stream(pool)}.{CONSUMER}.1.{NEVER}.{NEVER}.1.0"
 
 
 def _live_events(run_id: str, pool: str) -> str:

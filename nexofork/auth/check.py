@@ -2,7 +2,7 @@
 
 Nothing of others is touched: see ``attacks``. One message per tenant is stored on purpose, in the inbox of a run that
 does not exist, because a tenant that cannot read it is only reassuring if somebody can. What an attack stores by
-mistake is named; it expires with its stream.
+mistake is named; it expires with its stream. Filling a store would harm, so the limits that prevent it are read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexofork.auth.attacks import carriers, eavesdropping, heard_by, requests, targets
+from nexofork.auth.attacks import (
+    FORGED,
+    NEVER,
+    bursts,
+    carriers,
+    contents,
+    eavesdropping,
+    heard_by,
+    oversized,
+    requests,
+    targets,
+)
 from nexofork.auth.book import ROLES
 from nexofork.bus.connection import Bus, BusSettings, open_bus
 from nexofork.bus.credentials import new_seed
-from nexofork.bus.failures import BusDenied, JetStreamRefused, NoAnswer, NoResponders, NotPermitted
-from nexofork.bus.jetstream import API, PLAIN_API, call, store
+from nexofork.bus.failures import (
+    BusDenied,
+    JetStreamRefused,
+    NoAnswer,
+    NoResponders,
+    NotPermitted,
+    PayloadTooLarge,
+    StoreFull,
+    WrongTip,
+)
+from nexofork.bus.jetstream import API, PLAIN_API, call, expect_last, store
 from nexofork.bus.reading import last_direct, last_of, last_of_many
 from nexofork.errors import BusError
 from nexofork.wire.streams import inbox_stream, log_stream
@@ -37,6 +57,9 @@ __all__ = ["Outcome", "check_server", "refusal"]
 _REFUSED_S = 1.0
 """A refusal comes at once; longer silence means that somebody took the request."""
 _SETTLE_S = 0.3
+_BURST = 200
+_REFUSALS = (PayloadTooLarge, NotPermitted, NoResponders, StoreFull)
+"""Errors that mean that nothing was stored; after any other that is not known."""
 _NOT_ENABLED = b'"err_code":10039'
 """The attacker's own account answers that it has no JetStream."""
 
@@ -48,7 +71,7 @@ class Outcome:
     tenant: str
     role: str
     kind: str
-    """``connect``, ``request``, ``subscribe``, ``reply`` or ``tenant``."""
+    """``connect``, ``request``, ``subscribe``, ``reply``, ``size``, ``content``, ``rate``, ``room`` or ``tenant``."""
     what: str
     refused: bool
     detail: str
@@ -103,6 +126,7 @@ async def check_server(
             others = [other for other in parties if other is not party]
             for pool in pools:
                 left += await _attack_pool(party, others, pool, tell)
+            await _fill(party, tell)
         for party in parties:
             left += await _cross(party, [other for other in parties if other is not party], pools[0], tell)
     return left
@@ -151,6 +175,9 @@ async def _attack_pool(
         await attempt.listen({"a stranger": stranger, **party.keys, **foreign})
         if role != "admin":  # an admin owns the account that everything is written in
             left += await attempt.carry()
+        if role == "daemon":
+            left += await attempt.misuse()
+            await attempt.hurry()
     return left
 
 
@@ -232,6 +259,37 @@ class _Attempt:
             await ear.unsubscribe()
         return sorted(stored)
 
+    async def misuse(self) -> list[str]:
+        """Write too much, or what a stream must not obey, where the role may write; returns where it was stored."""
+        own, run_id, left = self._bus.identity, self._run_id, list[str]()
+        tried = [("size", one) for one in oversized(own, run_id=run_id, pool=self._pool)]
+        tried += [("content", one) for one in contents(own, run_id=run_id, pool=self._pool, stranger=self._stranger)]
+        for kind, request in tried:
+            try:
+                await store(self._bus, request.subject, request.data, headers=request.headers)
+            except JetStreamRefused as exc:
+                self._told(kind, request.what, True, f"{exc.description}: {request.subject}")
+            except BusError as exc:
+                self._told(kind, request.what, isinstance(exc, _REFUSALS), str(exc))
+            else:
+                left.append(request.subject)
+                self._told(kind, request.what, False, f"stored on {request.subject}")
+        return left
+
+    async def hurry(self) -> None:
+        """Send a burst of writes that no stream takes, and see whether a parent's abort is answered meanwhile."""
+        abort = inbox(self._run_id, "abort", self._pool)
+        for request in bursts(self._bus.identity, run_id=self._run_id, pool=self._pool):
+            for _ in range(_BURST):
+                await self._bus.publish(request.subject, request.data, request.headers)
+            what = f"keep an abort waiting by a burst of {_BURST} writes to {request.what}"
+            try:
+                await store(self._party.buses["parent"], abort, FORGED, headers=expect_last(NEVER, abort))
+            except WrongTip:
+                self._told("rate", what, True, f"the abort was answered: {abort}")
+            except BusError as exc:
+                self._told("rate", what, False, f"the abort was not answered ({exc}): {abort}")
+
     async def _stored(self, where: Mapping[str, str]) -> set[str]:
         admin, found = self._party.buses["admin"], set[str]()
         for stream in {stream for stream in where.values() if stream}:
@@ -250,6 +308,25 @@ class _Attempt:
     def _told(self, kind: str, what: str, refused: bool, detail: str) -> None:
         name = self._party.name
         self._tell(Outcome(tenant=name, role=self._role, kind=kind, what=what, refused=refused, detail=detail))
+
+
+async def _fill(party: _Party, tell: Callable[[Outcome], None]) -> None:
+    """Read whether every stream of a tenant has limits, and whether all of them fit its account."""
+    admin, reserved = party.buses["admin"], 0
+
+    def told(what: str, refused: bool, detail: str) -> None:
+        tell(Outcome(tenant=party.name, role="daemon", kind="room", what=what, refused=refused, detail=detail))
+
+    for stream in sorted((await call(admin, "STREAM.NAMES", {}))["streams"] or ()):
+        config = (await call(admin, f"STREAM.INFO.{stream}"))["config"]
+        missing = [name for name in ("max_bytes", "max_msg_size") if int(config.get(name) or -1) <= 0]
+        reserved += max(int(config["max_bytes"]), 0) * int(config["num_replicas"])
+        words = f"it has no {' and no '.join(missing)}" if missing else f"it takes {config['max_bytes']} bytes"
+        told(f"fill the tenant's store by {stream}", not missing, words)
+    limit = int((await call(admin, "INFO"))["limits"]["max_storage"])
+    room = "has no limit" if limit <= 0 else f"takes {limit}"
+    fits = limit <= 0 or reserved <= limit
+    told("keep aborts out by full streams", fits, f"all copies may hold {reserved} bytes, and the account {room}")
 
 
 async def _cross(party: _Party, others: Sequence[_Party], pool: str, tell: Callable[[Outcome], None]) -> list[str]:

@@ -30,6 +30,9 @@ _SHARED_STREAMS = 6  # four, and room for two that an admin adds
 _SHARED_GB = 2.0
 _POOL_GB = 0.8
 _LEAST_GB = 8
+_CONNECTIONS = {"core": 64, "parents": 4096, "daemons": 1024, "observers": 256}
+"""What the keys of a role may have open together, so that a key that opens many keeps no other role out."""
+_LEAST_CONNECTIONS = 65_536
 
 
 def render(book: Book) -> dict[str, str]:
@@ -63,6 +66,7 @@ def _server(book: Book, node: Node | None) -> str:
         "server_name": node.name if node else "nexofork",
         "listen": _quoted(f"{host}:{port}"),
         "monitor": _quoted(f"127.0.0.1:{_monitor_port(server, node)}"),
+        "max_connections": str(max(_LEAST_CONNECTIONS, len(book.tenants) * sum(_CONNECTIONS.values()))),
         "tls": _tls(server),
         "store": _quoted(store),
         "max_file": f"{sum(file_gb.values())}GB",
@@ -81,6 +85,7 @@ def _tenant(tenant: Tenant, file_gb: int) -> str:
         "max_file": f"{file_gb}GB",
         "max_streams": str(_SHARED_STREAMS + 2 * len(tenant.pools)),
         "max_consumers": str(15 + len(tenant.pools)),
+        **{f"{role}_connections": str(count) for role, count in _CONNECTIONS.items()},
     }
     return _filled("\n".join(_lines(tenant, _template("tenant.conf"))), values)
 

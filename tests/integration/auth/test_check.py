@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from tests.support.nats import (
     run_accounts_server,
     running,
 )
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,6 +175,76 @@ async def test_a_weakened_configuration_is_found(
         outcomes, _ = await attacked(server)
 
     assert (who, what) in {(outcome.role, outcome.what) for outcome in outcomes if not outcome.refused}
+
+
+PLACES = ("the ledger", "the warmth of prefixes", "its presence", "a group's budget", "a run's reports", "its blobs")
+
+
+async def test_what_a_daemon_may_write_is_attacked_by_size_content_and_rate(accounts_server: AccountsServer) -> None:
+    """Each place has a line of every kind, each stream one for its limits, and all are refused."""
+    outcomes, left = await attacked(accounts_server)
+
+    lines = [(one.kind, one.what) for one in outcomes if one.kind in ("size", "content", "rate", "room")]
+    for kind in ("size", "content", "rate"):
+        for place in PLACES:
+            assert [what for found, what in lines if found == kind and what.endswith(place)], (kind, place)
+    assert {("room", f"fill the tenant's store by {stream}") for stream in STREAMS} < set(lines)
+    assert [one for one in outcomes if not one.refused] == []
+    assert left == []
+
+
+async def remade(server: AccountsServer, stream: str, **settings: object) -> None:
+    """Make a stream anew, with other settings."""
+    async with connected(server.url, seed=server.seeds["admin"]) as admin:
+        config = (await call(admin, f"STREAM.INFO.{stream}"))["config"]
+        await call(admin, f"STREAM.DELETE.{stream}")
+        await call(admin, f"STREAM.CREATE.{stream}", {**config, **settings})
+
+
+@pytest.mark.parametrize(
+    ("stream", "settings", "kind", "what"),
+    [
+        ("FORK_LEDGER", {"max_bytes": -1}, "room", "fill the tenant's store by FORK_LEDGER"),
+        ("FORK_PRESENCE", {"max_msg_size": -1}, "size", "write more than 1048576 bytes at once to its presence"),
+        ("FORK_WARM", {"allow_rollup_hdrs": True}, "content", "erase what stood before in the warmth of prefixes"),
+        ("FORK_LEDGER", {"allow_msg_ttl": True}, "content", "choose how long a message stays in the ledger"),
+        ("FORK_LEDGER", {"allow_atomic": True}, "content", "write a batch at once to the ledger"),
+        ("FORK_PRESENCE", {"allow_msg_schedules": True}, "content", "have the server write to presence."),
+    ],
+)
+async def test_a_weakened_stream_is_found(
+    tmp_path: Path, stream: str, settings: dict[str, object], kind: str, what: str
+) -> None:
+    """What a daemon could do to it is named, and so is what that left in it."""
+
+    def roomy(text: str) -> str:
+        return _replaced(text, "max_payload: 1MB", "max_payload: 4MB")
+
+    with run_accounts_server(tmp_path, change=roomy) as server:
+        await remade(server, stream, **settings, deny_purge=False)
+        outcomes, left = await attacked(server)
+
+    found = [one for one in outcomes if not one.refused]
+    assert [(one.role, one.kind) for one in found if one.what.startswith(what)] == [("daemon", kind)]
+    stored = [one for one in found if one.detail.startswith("stored on ")]
+    assert sorted(left) == sorted(one.detail.removeprefix("stored on ") for one in stored)
+
+
+async def test_an_account_with_less_room_than_its_streams_is_found(tmp_path: Path) -> None:
+    """An admin who lowers the account's limit takes the room that aborts rely on."""
+    with run_accounts_server(tmp_path) as server:
+        config = server.folder / "nats-server.conf"
+        config.write_text(
+            _replaced(config.read_text(), "max_mem: 256MB, max_file: 8GB", "max_mem: 256MB, max_file: 99MB")
+        )
+        async with connected(server.url, seed=server.seeds["admin"]) as admin:
+            server.reload()
+            async with asyncio.timeout(PATIENCE_S):
+                while (await call(admin, "INFO"))["limits"]["max_storage"] != 99 << 20:
+                    pass
+        outcomes, _ = await attacked(server)
+
+    assert [one.what for one in outcomes if not one.refused] == ["keep aborts out by full streams"]
 
 
 async def test_a_tenant_that_imports_anothers_requests_is_found(tmp_path: Path) -> None:

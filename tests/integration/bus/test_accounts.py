@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import secrets
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,7 @@ from nexofork.bus.run_log import RunLog
 from nexofork.errors import BusError
 from nexofork.wire.messages import AbortEvent, encode
 from nexofork.wire.subjects import delta, events, inbox, live_reports, reports
-from tests.support.nats import AccountsServer, a_claim, a_final, a_request, a_turn, connected
+from tests.support.nats import AccountsServer, a_claim, a_final, a_request, a_turn, connected, run_accounts_server
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -314,3 +315,31 @@ async def test_what_is_refused_to_nobody_in_particular_is_logged_once(
     assert [record.message.rpartition(": ")[2] for record in caplog.records if record.levelname == "WARNING"] == [
         "publish to 'warm.said'"
     ]
+
+
+async def test_a_key_that_opens_many_connections_keeps_no_parent_out(tmp_path: Path, run_id: str) -> None:
+    """A role has its share of what the server takes: beyond it the daemons' key is refused, and an abort goes in."""
+
+    def few(text: str) -> str:
+        text, replaced = re.subn(r"(DAEMONS_default: \{\n +limits: \{ max_connections: )\d+", r"\g<1>4", text)
+        assert replaced == 1
+        text, replaced = re.subn(r"(?m)^max_connections: \d+", "max_connections: 12", text)
+        assert replaced == 1
+        return text
+
+    with run_accounts_server(tmp_path, change=few) as server:
+        async with role(server, "parent") as parent, AsyncExitStack() as flood:
+            await RunLog(parent, run_id).request(a_request())
+            settings = BusSettings(urls=(server.url,), nkey_seed=server.seeds["daemon"], connect_timeout_s=2)
+            refused = ""
+            for _ in range(12):
+                try:
+                    await flood.enter_async_context(open_bus(settings))
+                except BusError as exc:
+                    refused = str(exc)
+
+            async with role(server, "parent") as another:
+                outcome = await RunLog(another, run_id).abort(AbortEvent())
+
+    assert outcome.how == "logged"
+    assert "maximum account active connections exceeded" in refused

@@ -79,8 +79,8 @@ async def test_streams_in_memory_are_neither_as_they_have_to_be_nor_durable(own_
 
 async def test_streams_without_limits_are_wrong_until_provision_sets_them(own_pool: World, tmp_path: Path) -> None:
     """The doctor and `provision` name each; `provision --apply` limits them, and then the doctor is content."""
-    doctor = ("doctor", *own_pool.at, "--sandbox", "none", "--state-dir", tmp_path)
-    own_pool.ask("provision", "--max-bytes", str(SMALL), *own_pool.at)
+    doctor: list[str | Path] = ["doctor", *own_pool.at, "--sandbox", "none", "--state-dir", tmp_path]
+    assert own_pool.run("provision", "--max-bytes", str(SMALL), *own_pool.at).returncode == 0
     inbox = inbox_stream(own_pool.pool)
     async with connected(own_pool.nats) as bus:
         config = (await call(bus, f"STREAM.INFO.{inbox}"))["config"]
