@@ -89,7 +89,7 @@ def requests(role: Role, *, run_id: str, pool: str, stranger: str) -> Iterator[R
         pool: Of the run.
         stranger: A public key that is nobody's.
     """
-    for what, subject, headers in _writes(run_id, pool, stranger):
+    for what, subject, headers in _all_writes(run_id, pool, stranger):
         if role not in _WRITERS.get(what, ()):
             yield Request(what=what, subject=subject, data=FORGED, headers=headers)
     if role != "admin":  # whose job is to make and change streams
@@ -220,7 +220,7 @@ def carriers(identity: str, *, run_id: str, pool: str) -> Iterator[Request]:
 def targets(role: Role, *, run_id: str, pool: str, stranger: str) -> dict[str, str]:
     """Where a carried answer would do harm, with the stream that would keep it; a role's own subjects are left out."""
     found = {}
-    for what, subject, _ in _writes(run_id, pool, stranger):
+    for what, subject, _ in _all_writes(run_id, pool, stranger):
         if role not in _WRITERS.get(what, ()):
             found[subject] = _kept_in(subject, pool)
     return found
@@ -248,8 +248,6 @@ def _writes(run_id: str, pool: str, key: str) -> Iterator[tuple[str, str, dict[s
         ("store a parent's blob", blob("parent", run_id, 0)),
         ("store a daemon's blob", blob("daemon", run_id, 0)),
         ("say that a prefix is warm", warm(run_id)),
-        ("change a group's budget", reports(budget_run_id(run_id), pool)),
-        ("abort a group's budget", events(budget_run_id(run_id), pool)),
         ("speak for another daemon", presence(key, run_id)),
         ("book calls for another daemon", ledger(key, run_id)),
         ("show watchers a report that was not stored", live_reports(run_id, pool)),
@@ -257,6 +255,16 @@ def _writes(run_id: str, pool: str, key: str) -> Iterator[tuple[str, str, dict[s
         ("show tokens to watchers", delta(run_id, pool)),
     )
     for what, subject in named:
+        yield what, subject, expect_last(NEVER, subject)
+
+
+def _all_writes(run_id: str, pool: str, key: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Return the same with budgets, which are kept as runs and so are answered like runs."""
+    yield from _writes(run_id, pool, key)
+    for what, subject in (
+        ("change a group's budget", reports(budget_run_id(run_id), pool)),
+        ("abort a group's budget", events(budget_run_id(run_id), pool)),
+    ):
         yield what, subject, expect_last(NEVER, subject)
 
 

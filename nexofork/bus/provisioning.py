@@ -215,8 +215,21 @@ class _Provisioner:
         if note := forgets_early(current, wanted):
             self.notes.append(note)
         if changes:
-            lacks = f"stream {name} has other {_names(changes)}"
+            await self._change(info, wanted, changes)
+
+    async def _change(self, info: Mapping[str, Any], wanted: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+        name, current = wanted["name"], info["config"]
+        lacks = f"stream {name} has other {_names(changes)}"
+        try:
             done = await self._do(f"STREAM.UPDATE.{name}", {**current, **changes}, lacks)
+        except BusError as exc:
+            # A stream that worked without a limit still does: a server with little room must start all the same.
+            if not isinstance(exc.__cause__, StoreFull) or changes != missing_limits(info, wanted):
+                raise
+            self.unlimited.append(
+                f"{without_limits(info, wanted)}, and the server has no room for {changes['max_bytes']} bytes"
+            )
+        else:
             self._compare(info["state"], done["config"], wanted)
 
     def _compare(self, state: Mapping[str, Any], config: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

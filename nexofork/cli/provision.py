@@ -9,7 +9,7 @@ import click
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.failures import provision_command
 from nexofork.bus.provisioning import provision as provision_pool
-from nexofork.cli.exit_codes import OK
+from nexofork.cli.exit_codes import NOT_COMPLETED, OK
 from nexofork.cli.options import json_option, seconds, target_options
 from nexofork.cli.output import print_json
 from nexofork.cli.patience import patience
@@ -60,11 +60,14 @@ async def _provision(target: Target, given: dict[str, Any], *, as_json: bool) ->
     )
     async with open_bus(settings) as bus:
         with patience("Making the streams"):
-            done = await provision_pool(bus, pool=target.pool, repair=given.pop("apply"), **given)
+            applies = given.pop("apply")
+            done = await provision_pool(bus, pool=target.pool, repair=applies, **given)
     for note in done.notes:
         click.echo(f"Note: {note}. Runs that last longer lose what they need.", err=True)
     for lack in done.unlimited:
         fix = f"`{provision_command(target.pool)} --apply` sets it, and deletes nothing"
+        if applies:
+            fix = "Give the server or the account more storage (max_file), and run this again"
         click.echo(f"Note: {lack}: one daemon's key can fill the store until aborts fail. {fix}.", err=True)
     for said in done.oversized:
         click.echo(f"Note: {said}. Nothing was deleted.", err=True)
@@ -76,4 +79,4 @@ async def _provision(target: Target, given: dict[str, Any], *, as_json: bool) ->
         click.echo(
             f"In place for pool {target.pool}: {', '.join(streams)}; consumer {consumer}, lease {done.lease_s:g} s."
         )
-    return OK
+    return NOT_COMPLETED if applies and done.unlimited else OK

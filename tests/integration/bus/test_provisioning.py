@@ -206,6 +206,24 @@ async def test_a_ledger_that_holds_more_than_the_limit_keeps_its_bills_and_takes
         await store(bus, ledger("local", "d1"), b"another bill")
 
 
+async def test_a_server_without_room_for_a_limit_is_said_and_goes_on(tmp_path: Path) -> None:
+    """The streams that fit get theirs; the one that does not stays as it was and is named."""
+    text = 'host: 127.0.0.1\nport: -1\nhttp: "127.0.0.1:-1"\n'
+    text += f'jetstream {{ domain: fork, store_dir: "{tmp_path}", max_file: 22MB }}\n'
+    with running(ServerProcess(text, folder=tmp_path / "server")) as server:
+        async with connected(server.url) as bus:
+            await without_limits(bus)
+
+            repaired = await provision(bus, repair=True)
+
+            assert repaired.unlimited == (
+                "stream FORK_LEDGER has no max_bytes, max_msgs, max_msg_size, "
+                "and the server has no room for 4194304 bytes",
+            )
+            assert (await config_of(bus, "FORK_WARM"))["max_bytes"] == 4 << 20
+            await store(bus, ledger("local", "d1"), b"a bill")
+
+
 async def test_a_limit_below_what_is_stored_deletes_nothing_and_is_said(own_server: ServerProcess) -> None:
     """What an admin asks for is done: the log keeps all it holds and takes nothing more."""
     async with connected(own_server.url) as bus:
