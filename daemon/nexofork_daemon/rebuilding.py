@@ -24,6 +24,7 @@ from nexofork.wire.messages import (
     Turn,
     WorkspaceReady,
     announced_call,
+    answered_call,
 )
 from nexofork.wire.workspace import GitSpec
 from nexofork_daemon.permission_log import PermissionLog, read_permissions
@@ -185,9 +186,10 @@ def _budgeted(entries: Sequence[Entry]) -> tuple[BudgetedCall, ...]:
         match entry.message:
             case CallStarted(budget=CallBudget() as budget) as call:
                 last[call.epoch] = (call.turn, BudgetedCall(budget=budget, model=call.model))
-            case Turn() | Compacted() as reply if reply.epoch in last and last[reply.epoch][0] == _call_of(reply)[0]:
-                answered = replace(last[reply.epoch][1], usage=Usage.from_wire(reply.usage))
-                last[reply.epoch] = (_call_of(reply)[0], answered)
+            case Turn() | Compacted() as reply:
+                turn, limited = last.get(reply.epoch, (None, None))
+                if turn is not None and limited is not None and turn == answered_call(reply)[0]:
+                    last[reply.epoch] = (turn, replace(limited, usage=Usage.from_wire(reply.usage)))
             case _:
                 pass
     return tuple(call for _, call in last.values())
@@ -209,7 +211,7 @@ def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
             case Claimed() as claimed:
                 daemons[claimed.epoch] = claimed.daemon.name
             case Turn() | Compacted() as reply:
-                replies[reply.epoch, *_call_of(reply)] = reply
+                replies[reply.epoch, *answered_call(reply)] = reply
             case _:
                 pass
     return tuple(
@@ -220,13 +222,6 @@ def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
         )
         for started in announced
     )
-
-
-def _call_of(reply: Turn | Compacted) -> tuple[int, int]:
-    """Return which call a reply answers: its turn, and the attempt."""
-    if isinstance(reply, Turn):
-        return reply.turn, reply.retries + 1
-    return reply.turn + 1, reply.attempt
 
 
 def _left(started: CallStarted, reply: Turn | Compacted | None, warm: Mapping[int, int]) -> CallFacts:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from nexofork import AnthropicProvider, DefaultForkSubagent, ForkParams, ForkStatus, NexoforkError
 from nexofork.bus.connection import open_bus
-from nexofork.bus.ledger import read_ledger
+from nexofork.bus.ledger import check_ledger, read_bookings
 from nexofork.economics.ledger import price_calls, sum_by, total
 from nexofork.errors import ForkRefused
+from nexofork.wire.subjects import DEFAULT_POOL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -194,8 +195,8 @@ class Commands:
         bill = self._bill
         self._terminal.show(_bill_line("This conversation", bill.calls, bill.usage, bill.usd))
         async with open_bus(self._bus) as bus:
-            booked = await read_ledger(bus, self._since)
-        calls = price_calls(call for call in booked if call.parent == self._parent_id)
+            checked = await check_ledger(bus, await read_bookings(bus, self._since), pool=DEFAULT_POOL)
+        calls = price_calls(call for call in checked.counted if call.parent == self._parent_id)
         for row in sum_by(calls, "run"):
             usd = row.money.billed if row.priced else None
             self._terminal.show(_bill_line(self._children.name(row.key), row.calls, row.usage, usd))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus, Msg
 
-__all__ = ["Stored", "first_of", "last_direct", "last_of", "last_of_many", "read_subject", "stored_at"]
+__all__ = ["Stored", "first_few", "first_of", "last_direct", "last_of", "last_of_many", "read_subject", "stored_at"]
 
 _NOT_FOUND = 10037
 _PAGE = 512
@@ -56,6 +56,16 @@ async def first_of(bus: Bus, stream: str, subject_or_filter: str, *, start_seq: 
         BusError: It cannot be read.
     """
     return await _from_leader(bus, stream, {"seq": max(start_seq, 1), "next_by_subj": subject_or_filter})
+
+
+async def first_few(bus: Bus, stream: str, filter_: str, count: int) -> list[Stored]:
+    """Return the oldest messages that match, at most so many; a replica may answer.
+
+    Raises:
+        BusError: They cannot be read.
+    """
+    query = {"seq": 1, "next_by_subj": filter_, "batch": count, "max_bytes": _PAGE_BYTES}
+    return (await _page(bus, stream, query))[0]
 
 
 async def last_direct(bus: Bus, stream: str, subject: str) -> Stored | None:

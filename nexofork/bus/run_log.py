@@ -10,17 +10,31 @@ Invariant: a message is on the log once or not at all, however often its answer 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from nexofork.bus.failures import AlreadyStored, NotPermitted, RunAborted, RunExists, StoreFull, WrongTip
 from nexofork.bus.jetstream import expect_last, store
-from nexofork.bus.reading import Stored, first_of, last_of, read_subject
+from nexofork.bus.reading import Stored, first_few, first_of, last_of, read_subject
+from nexofork.core.usage import Usage
 from nexofork.errors import BadMessage, BusError, RunLost
 from nexofork.telemetry.propagation import trace_headers
 from nexofork.telemetry.spans import send_span
 from nexofork.wire import subjects
-from nexofork.wire.messages import AbortEvent, Answer, Final, Requested, decode_event, decode_report, encode
+from nexofork.wire.messages import (
+    AbortEvent,
+    Answer,
+    Claimed,
+    Compacted,
+    Final,
+    Requested,
+    Turn,
+    announced_call,
+    answered_call,
+    decode_event,
+    decode_report,
+    encode,
+)
 from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import DEFAULT_POOL
 
@@ -30,7 +44,17 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.wire.messages import Report
 
-__all__ = ["AbortOutcome", "Entry", "RunAborted", "RunExists", "RunLog", "StoreFull"]
+__all__ = [
+    "AbortOutcome",
+    "AnnouncedCall",
+    "Entry",
+    "RunAborted",
+    "RunExists",
+    "RunFacts",
+    "RunLog",
+    "StoreFull",
+    "read_facts",
+]
 
 _REFUSE_AT = 0.8
 _PATIENCE = 8
@@ -352,3 +376,81 @@ def _entry(stored: Stored) -> Entry:
         return Entry(stored.seq, decode(stored.data), stored)
     except BadMessage as exc:
         return Entry(stored.seq, exc, stored)
+
+
+class AnnouncedCall(NamedTuple):
+    """A model call as a run's log tells of it."""
+
+    at: float
+    model: str
+    usage: Usage | None
+    """None where no reply is on the log."""
+
+
+@dataclass(slots=True)
+class RunFacts:
+    """Whose a run is, by its log: a parent asked for it, and a daemon claimed each epoch.
+
+    Only parents can write requests, so a claim without one before it does not count. Nor does one that repeats an
+    epoch, or comes after the end: a daemon appends its claim only where it is the next one.
+    """
+
+    request: Requested | None = None
+    """None also where this version cannot read it."""
+    requested_at: int = 0
+    """The request's sequence; 0 where no parent asked for the run."""
+    claims: dict[int, Claimed] = field(default_factory=dict)
+    """By epoch."""
+    calls: dict[tuple[int, int, int], AnnouncedCall] = field(default_factory=dict)
+    """By epoch, turn and attempt; only where the whole log was read."""
+    over: bool = False
+    """Whether the run has ended."""
+
+    def add(self, entry: Entry) -> None:
+        """Take the next entry of the log."""
+        message = entry.message
+        if entry.raw.subject.endswith(".events"):
+            if not self.requested_at and not isinstance(message, AbortEvent):
+                self.request, self.requested_at = message if isinstance(message, Requested) else None, entry.seq
+            return
+        if not self.requested_at or self.over or isinstance(message, (BadMessage, AbortEvent, Requested)):
+            return
+        epoch = max(self.claims, default=0)
+        if isinstance(message, Claimed) and message.epoch > epoch:
+            self.claims[message.epoch] = message
+            epoch = message.epoch
+        if message.epoch != epoch:
+            return
+        if (call := announced_call(message)) is not None:
+            self.calls.setdefault((epoch, call.turn, call.attempt), AnnouncedCall(call.at, call.model, None))
+        elif isinstance(message, (Turn, Compacted)) and (key := (epoch, *answered_call(message))) in self.calls:
+            if self.calls[key].usage is None:
+                self.calls[key] = self.calls[key]._replace(usage=Usage.from_wire(message.usage))
+        elif isinstance(message, Final):
+            self.over = True
+
+
+async def read_facts(bus: Bus, run_id: str, *, pool: str = DEFAULT_POOL, whole: bool = False) -> RunFacts:
+    """Return whose a run is.
+
+    A run that one daemon took at once says so in its first two entries, and no more than these are read.
+
+    Args:
+        bus: The connection.
+        run_id: Which run.
+        pool: Of the run.
+        whole: Whether to read the whole log: it has the claims of later epochs, the calls and the end.
+
+    Raises:
+        BusError: NATS did not answer.
+    """
+    stream, filter_ = log_stream(pool), subjects.run_filter(run_id, pool)
+    found = await (read_subject(bus, stream, filter_) if whole else first_few(bus, stream, filter_, 2))
+    facts = RunFacts()
+    for stored in found:
+        facts.add(_entry(stored))
+    if whole or len(found) < 2:
+        return facts
+    claimed = facts.claims.get(1)
+    known = claimed is not None and claimed.request in (None, facts.requested_at)
+    return facts if known else await read_facts(bus, run_id, pool=pool, whole=True)

@@ -8,11 +8,12 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from nexofork.bus.ledger import read_ledger
+from nexofork.bus.ledger import check_ledger, read_bookings
 from nexofork.cli.cost_chart import chart_lines
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.options import prices_option, rfc3339, target_options, token
@@ -20,14 +21,17 @@ from nexofork.cli.output import brief, counted, print_json, print_table
 from nexofork.cli.patience import patience
 from nexofork.cli.run_ids import match_run
 from nexofork.cli.session import finish, open_target
-from nexofork.economics.ledger import By, price_calls, sum_by, total
+from nexofork.economics.ledger import By, Sums, price_calls, sum_by, total
 from nexofork.economics.prices import load_prices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from nexofork.bus.ledger import Booking, CheckedLedger
     from nexofork.cli.options import Target
-    from nexofork.economics.ledger import PricedCall, Sums
+    from nexofork.economics.ledger import PricedCall
+    from nexofork.economics.prices import PriceList
+    from nexofork.wire.ledger import BookedCall
 
 __all__ = ["cost"]
 
@@ -78,6 +82,10 @@ def cost(*, as_json: bool, as_csv: bool, chart: bool | None, target: Target, **c
 
     Confirmed calls came to their end; unconfirmed ones may have been billed for more than is known, because a
     connection or a daemon was lost; failed ones were refused and cost nothing.
+
+    Each call is compared with the log of its run. Disputed ones contradict the entry of the daemon that claimed the
+    run; unverified ones were booked by a daemon that the log does not name. Both are shown below the total and are not
+    part of it. Logs are kept for three days; older calls count as they were booked.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv are two forms of the same; give one of them.")
@@ -103,30 +111,37 @@ async def _cost(
     async with open_target(target) as bus:
         # What a call could have cost at least depends on its siblings, which may have been sent a little before.
         with patience("Reading the ledger"):
-            booked = await read_ledger(bus, None if since is None else since - _SIBLINGS_S)
+            booked = await read_bookings(bus, None if since is None else since - _SIBLINGS_S)
+            checked = await check_ledger(bus, booked, pool=target.pool)
     if run_id is not None:
         # Not by the log: the ledger remembers runs for longer.
-        run_id = match_run(
-            run_id, [call.run_id for call in booked if call.pool == target.pool], where="runs with calls"
+        named = [one.call.run_id for one in booked if one.call.pool == target.pool]
+        run_id = match_run(run_id, named, where="runs with calls")
+
+    def is_asked_for(call: BookedCall) -> bool:
+        return (
+            (since is None or call.at >= since)
+            and (until is None or call.at < until)
+            and (group is None or call.group == group[:_NAME])
+            and (run_id is None or call.run_id == run_id)
         )
-    calls = [
-        priced
-        for priced in price_calls((call for call in booked if call.pool == target.pool), listed)
-        if (since is None or priced.call.at >= since)
-        and (until is None or priced.call.at < until)
-        and (group is None or priced.call.group == group[:_NAME])
-        and (run_id is None or priced.call.run_id == run_id)
-    ]
-    rows, sums, notes = sum_by(calls, by), total(calls), _notes(calls)
+
+    calls = [priced for priced in price_calls(checked.counted, listed) if is_asked_for(priced.call)]
+    doubted = _doubted(checked, is_asked_for, listed)
+    rows, sums = sum_by(calls, by), total(calls)
+    notes = [*_notes(calls), *_doubts(calls, checked, doubted)]
     if form == "json":
         plain = _calls_as_json(calls) if by == "call" else [row.to_json() for row in rows]
-        print_json({"by": by, "rows": plain, "total": sums.to_json(), "notes": notes})
+        apart = {one.sums.key: one.to_json() for one in doubted}
+        print_json({"by": by, "rows": plain, "total": sums.to_json(), "notes": notes, **apart})
     elif form == "csv":
         _print_csv(rows, by)
-    elif not calls:
+        for note in _doubts(calls, checked, doubted):
+            click.echo(note, err=True)
+    elif not calls and not any(one.sums.calls for one in doubted):
         click.echo("No calls in the ledger that match.")
     else:
-        _print_table(rows, sums, by)
+        _print_table(rows, [sums, *(one.sums for one in doubted if one.sums.calls)], by)
         if chart or (chart is None and sys.stdout.isatty()):
             click.echo()
             for line in chart_lines(rows, width=shutil.get_terminal_size().columns):
@@ -134,6 +149,55 @@ async def _cost(
         for note in notes:
             click.echo(note, err=True)
     return OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Doubted:
+    """Entries that are shown and not added up."""
+
+    sums: Sums
+    keys: list[str]
+    """The public keys of the daemons that booked them."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.sums.to_json(), "booked_by": self.keys}
+
+
+def _doubted(
+    checked: CheckedLedger, is_asked_for: Callable[[BookedCall], bool], listed: PriceList | None
+) -> tuple[_Doubted, _Doubted]:
+    def summed(key: str, bookings: Sequence[Booking]) -> _Doubted:
+        # Each key's entries by themselves: one call may be booked by several.
+        sums = Sums(key=key)
+        keys = sorted({one.nkey for one in bookings if is_asked_for(one.call)})
+        for nkey in keys:
+            for priced in price_calls((one.call for one in bookings if one.nkey == nkey), listed):
+                if is_asked_for(priced.call):
+                    sums.add(priced)
+        return _Doubted(sums=sums, keys=keys)
+
+    return summed("disputed", checked.disputed), summed("unverified", checked.unverified)
+
+
+def _doubts(calls: Sequence[PricedCall], checked: CheckedLedger, doubted: tuple[_Doubted, _Doubted]) -> list[str]:
+    """Say what was not added up, and what could not be checked."""
+    notes = []
+    for one, why in zip(doubted, (_DISPUTED, _UNVERIFIED), strict=True):
+        if one.sums.calls:
+            who = ", ".join(brief(nkey, 60) for nkey in one.keys[:_KEYS])
+            more = f" and {len(one.keys) - _KEYS} more" if len(one.keys) > _KEYS else ""
+            notes.append(
+                f"{counted(one.sums.calls, f'{one.sums.key} call')} not added up: {why} Booked by {who}{more}."
+            )
+    old = sum(priced.call.call_id in checked.unchecked for priced in calls)
+    if old:
+        notes.append(f"{counted(old, 'call')} cannot be checked any more: the logs of their runs have expired.")
+    return notes
+
+
+_KEYS = 3
+_DISPUTED = "another daemon's key than the run's own booked them, with another bill."
+_UNVERIFIED = "the run's log does not show that the daemon had the run."
 
 
 def _calls_as_json(calls: Sequence[PricedCall]) -> list[dict[str, Any]]:
@@ -172,13 +236,13 @@ def _inert(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and text != "-") else text
 
 
-def _print_table(rows: Sequence[Sums], sums: Sums, by: By) -> None:
-    lines = [_cells(row) for row in (*rows, sums)]
+def _print_table(rows: Sequence[Sums], below: Sequence[Sums], by: By) -> None:
+    lines = [_cells(row) for row in (*rows, *below)]
     header = (by, *lines[0])
     # A column that says nothing in any row is left out.
     kept = [name for name in header[1:] if name in _ALWAYS or any(line[name] not in ("0", "-") for line in lines)]
     table = [
-        (brief(row.key, 44), *(line[name] for name in kept)) for row, line in zip((*rows, sums), lines, strict=True)
+        (brief(row.key, 44), *(line[name] for name in kept)) for row, line in zip((*rows, *below), lines, strict=True)
     ]
     print_table((by, *kept), table, right=frozenset(range(1, len(kept) + 1)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from nexofork.wire.ledger import MOST_TOKENS, BookedCall
+from nexofork.wire.ledger import MOST_TOKENS, BookedCall, billed_tokens, cut_text
 from nexofork.wire.subjects import DEFAULT_POOL
 
 if TYPE_CHECKING:
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from nexofork.wire.ledger import Outcome
 
 __all__ = ["CallFacts", "CallOwner", "Ledger", "MemoryLedger", "booked"]
-
-_TEXT = 200
-"""Names and errors are kept up to here: the ledger is for sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,39 +84,21 @@ def booked(call: CallFacts, account: CallOwner) -> BookedCall:
         epoch=account.epoch,
         turn=call.turn,
         attempt=call.attempt,
-        model=_text(call.model),
+        model=cut_text(call.model),
         outcome=call.outcome,
-        billed=None if call.usage is None else _billed(call.usage),
-        message_id=_text(call.message_id),
-        error=_text(call.error),
-        prefix=_text(call.prefix),
-        warm_tokens=_count(call.warm_tokens),
+        billed=None if call.usage is None else billed_tokens(call.usage),
+        message_id=cut_text(call.message_id),
+        error=cut_text(call.error),
+        prefix=cut_text(call.prefix),
+        warm_tokens=min(max(call.warm_tokens, 0), MOST_TOKENS),
         ttl=_ttl(call.ttl),
-        label=_text(account.label),
-        group=None if account.group is None else _text(account.group),
-        parent=_text(account.parent),
-        host=_text(account.host),
+        label=cut_text(account.label),
+        group=None if account.group is None else cut_text(account.group),
+        parent=cut_text(account.parent),
+        host=cut_text(account.host),
         pool=account.pool,
     )
 
 
-def _billed(usage: Usage) -> tuple[int, int, int, int, int]:
-    return (
-        _count(usage.input_tokens),
-        _count(usage.cache_read_tokens),
-        _count(usage.cache_write_5m_tokens),
-        _count(usage.cache_write_1h_tokens),
-        _count(usage.output_tokens),
-    )
-
-
-def _count(tokens: int) -> int:
-    return min(max(tokens, 0), MOST_TOKENS)
-
-
 def _ttl(ttl: str) -> Literal["5m", "1h"]:
     return "1h" if ttl == "1h" else "5m"
-
-
-def _text(text: str) -> str:
-    return text[:_TEXT].encode("utf-8", "replace").decode()

@@ -20,7 +20,17 @@ from nexofork.wire.subjects import DEFAULT_POOL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MOST_TOKENS", "BookedCall", "BookedCalls", "Outcome", "call_id", "decode_calls", "encode_calls"]
+__all__ = [
+    "MOST_TOKENS",
+    "BookedCall",
+    "BookedCalls",
+    "Outcome",
+    "billed_tokens",
+    "call_id",
+    "cut_text",
+    "decode_calls",
+    "encode_calls",
+]
 
 Outcome: TypeAlias = Literal["confirmed", "unconfirmed", "failed"]
 """``confirmed``: the answer came to its end. ``failed``: the provider refused it and billed nothing.
@@ -30,6 +40,7 @@ Outcome: TypeAlias = Literal["confirmed", "unconfirmed", "failed"]
 
 MOST_TOKENS = 10**12
 """No call has more; a count above it is a mistake, and would make sums that no number can hold."""
+_TEXT = 200
 _Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -101,6 +112,26 @@ class BookedCalls(Message):
     """Fields of a call that all of them have in common."""
     calls: list[dict[str, Any]] = Field(default_factory=list)
     """The rest of each."""
+
+
+def billed_tokens(usage: Usage) -> tuple[int, int, int, int, int]:
+    """Return a bill as the ledger keeps it; counts that no call can have are cut to size.
+
+    >>> billed_tokens(Usage(input_tokens=3, output_tokens=-1))
+    (3, 0, 0, 0, 0)
+    """
+    fresh, read = usage.input_tokens, usage.cache_read_tokens
+    written = usage.cache_write_5m_tokens, usage.cache_write_1h_tokens
+    return _count(fresh), _count(read), _count(written[0]), _count(written[1]), _count(usage.output_tokens)
+
+
+def cut_text(text: str) -> str:
+    """Return a name or an error as the ledger keeps it: its first 200 characters, as valid Unicode."""
+    return text[:_TEXT].encode("utf-8", "replace").decode()
+
+
+def _count(tokens: int) -> int:
+    return min(max(tokens, 0), MOST_TOKENS)
 
 
 def call_id(run_id: str, *, epoch: int, turn: int, attempt: int) -> str:

@@ -71,6 +71,7 @@ __all__ = [
     "Warming",
     "WorkspaceReady",
     "announced_call",
+    "answered_call",
     "decode_event",
     "decode_report",
     "encode",
@@ -240,6 +241,13 @@ class Compacted(_Report):
     message_id: str = ""
     usage: dict[str, Any] = Field(default_factory=dict)
     stop_reason: str | None = None
+
+
+def answered_call(reply: Turn | Compacted) -> tuple[int, int]:
+    """Return which call a reply answers: its turn, and the attempt."""
+    if isinstance(reply, Turn):
+        return reply.turn, reply.retries + 1
+    return reply.turn + 1, reply.attempt
 
 
 class Asked(_Report):

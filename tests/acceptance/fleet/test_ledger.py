@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.bus.ledger import read_ledger
+from nexofork.bus.ledger import check_ledger, read_bookings, read_ledger
 from nexofork.economics.ledger import distinct, price_calls, total
 from nexofork.wire import messages as wire
 from tests.support.conversation import call, says
@@ -98,7 +98,9 @@ def matched(records: Sequence[RequestRecord], calls: Sequence[BookedCall]) -> li
 
 async def check(fleet: Fleet, handles: Sequence[ForkHandle]) -> None:
     """Match the ledger with the simulator's log, call by call."""
-    booked = distinct(one for one in await read_ledger(fleet.bus) if one.pool == fleet.pool)
+    checked = await check_ledger(fleet.bus, await read_bookings(fleet.bus), pool=fleet.pool)
+    assert (checked.disputed, checked.unverified, checked.unchecked) == ([], [], set())
+    booked = distinct(checked.counted)
     calls: dict[str, list[BookedCall]] = defaultdict(list)
     for one in booked:
         calls[one.run_id].append(one)

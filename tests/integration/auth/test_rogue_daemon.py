@@ -1,0 +1,289 @@
+"""What a daemon's key can do to the bills, budgets and forks of others: real keys of one tenant on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+import uuid
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nexofork.auth.folder import add_user
+from nexofork.bus.jetstream import call as call_api
+from nexofork.bus.jetstream import store
+from nexofork.bus.ledger import append_calls, check_ledger, read_bookings
+from nexofork.bus.run_log import RunLog
+from nexofork.cli import run_command
+from nexofork.core.usage import Usage
+from nexofork.wire.ledger import BookedCall, encode_calls
+from nexofork.wire.messages import CallStarted, Claimed, Daemon, Payload, Requested, Turn, encode
+from nexofork.wire.subjects import ledger, reports
+from tests.integration.auth.test_reload import until_let_in
+from tests.support.nats import a_final, connected, run_accounts_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from nexofork.bus.connection import Bus
+    from nexofork.bus.ledger import CheckedLedger
+    from tests.support.nats import AccountsServer
+
+MODEL = "claude-sonnet-4-5"
+BILL = (10, 2_000, 0, 0, 50)
+MUCH = (900_000, 0, 0, 0, 90_000)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountsServer]:
+    """A server whose tenant has two daemons with keys of their own: `default`, and `rogue`."""
+    with run_accounts_server(tmp_path_factory.mktemp("rogue")) as started:
+        add_user(started.folder, "daemon", "rogue")
+        started.reload()
+        asyncio.run(until_let_in(started, rogue_seed(started)))
+        yield started
+
+
+def rogue_seed(server: AccountsServer) -> Path:
+    """The seed of the daemon that lies."""
+    return server.seeds["daemon"].with_name(server.seeds["daemon"].name.replace("default", "rogue"))
+
+
+class Roles:
+    """Connections of a parent, an honest daemon and a rogue one."""
+
+    def __init__(self, parent: Bus, honest: Bus, rogue: Bus) -> None:
+        self.parent, self.honest, self.rogue = parent, honest, rogue
+
+    async def claimed_run(self, *, group: str | None = None, by: Bus | None = None) -> str:
+        """Return the id of a run that a parent asked for and a daemon claimed, the honest one unless said."""
+        run_id, bus = uuid.uuid4().hex, by or self.honest
+        seq = await RunLog(self.parent, run_id).request(a_grouped_request(group))
+        claim = Claimed(epoch=1, at=1.7e9, daemon=who(bus), request=seq)
+        await RunLog(bus, run_id).append(claim, after=seq)
+        return run_id
+
+    async def report(self, run_id: str, *messages: Any, by: Bus | None = None) -> None:
+        """Append to a run's log without asking whether the run is ours."""
+        for message in messages:
+            await store(by or self.honest, reports(run_id), encode(message))
+
+    async def checked(self, *run_ids: str) -> CheckedLedger:
+        """The ledger of these runs as a parent reads it."""
+        bookings = [one for one in await read_bookings(self.parent) if one.call.run_id in run_ids]
+        return await check_ledger(self.parent, bookings, pool="fork")
+
+
+@pytest.fixture
+async def roles(server: AccountsServer) -> AsyncIterator[Roles]:
+    """Everybody connected."""
+    async with opened(server) as found:
+        yield found
+
+
+@asynccontextmanager
+async def opened(server: AccountsServer) -> AsyncIterator[Roles]:
+    """Connections for as long as the block."""
+    async with (
+        connected(server.url, seed=server.seeds["parent"]) as parent,
+        connected(server.url, seed=server.seeds["daemon"]) as honest,
+        connected(server.url, seed=rogue_seed(server)) as rogue,
+    ):
+        yield Roles(parent, honest, rogue)
+
+
+def who(bus: Bus, instance: str = "d1") -> Daemon:
+    """The daemon of a connection."""
+    return Daemon(nkey=bus.identity, instance=instance, name=f"host-{bus.identity[:6]}")
+
+
+def a_grouped_request(group: str | None = None, **more: Any) -> Requested:
+    """The smallest request of a group."""
+    return Requested(snapshot=Payload(text="{}"), directive="look around", group=group, **more)
+
+
+def a_call(run_id: str, billed: tuple[int, int, int, int, int] | None = BILL, **more: Any) -> BookedCall:
+    """A call of a run."""
+    return BookedCall(**{"at": time.time(), "run_id": run_id, "model": MODEL, "billed": billed, **more})
+
+
+def bills(checked: CheckedLedger) -> list[tuple[int, ...] | None]:
+    """What counts."""
+    return [call.billed for call in checked.counted]
+
+
+def cost(server: AccountsServer, *arguments: str) -> tuple[str, str]:
+    """What `nexofork cost` prints for a parent."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    words = ["cost", *arguments, "--nats", server.url, "--nkey", str(server.seeds["parent"])]
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run_command(arguments=words)
+    said, problem = (stream.buffer.getvalue().decode() for stream in (out, err))
+    assert code == 0, problem
+    return said, problem
+
+
+async def test_a_bill_for_a_run_that_no_parent_asked_for_is_unverified(roles: Roles) -> None:
+    """Not with a claim of the rogue's own on the log either; nor under a name that is no run id."""
+    claimed, bare = uuid.uuid4().hex, uuid.uuid4().hex
+    await roles.report(claimed, Claimed(epoch=1, daemon=who(roles.rogue)), by=roles.rogue)
+    invented = [claimed, bare, "*", ">", "a.b", "budget-x", ""]
+    await append_calls(roles.rogue, who(roles.rogue), [a_call(run_id, MUCH) for run_id in invented])
+
+    checked = await roles.checked(*invented)
+
+    assert bills(checked) == []
+    assert {one.call.run_id for one in checked.unverified} == set(invented)
+    assert {one.nkey for one in checked.unverified} == {roles.rogue.identity}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("forged", [MUCH, (0, 0, 0, 0, 0)])
+async def test_the_key_of_the_claim_decides_between_two_entries(
+    roles: Roles, forged: tuple[int, int, int, int, int], first: bool
+) -> None:
+    """Whether the other one comes first or last, invents a bill or takes one away."""
+    run_id = await roles.claimed_run()
+    booking = [(roles.honest, a_call(run_id)), (roles.rogue, a_call(run_id, forged))]
+    for bus, call in reversed(booking) if first else booking:
+        await append_calls(bus, who(bus), [call])
+
+    checked = await roles.checked(run_id)
+
+    assert bills(checked) == [BILL]
+    assert [(one.nkey, one.call.billed) for one in checked.disputed] == [(roles.rogue.identity, forged)]
+
+
+async def test_a_bill_on_a_run_of_another_daemon_is_unverified(roles: Roles) -> None:
+    """A call that the run's daemon never made; a later claim that breaks the log's rules does not help."""
+    run_id, ended = await roles.claimed_run(), await roles.claimed_run()
+    mine = who(roles.rogue)
+    await roles.report(run_id, Claimed(epoch=1, daemon=mine), by=roles.rogue)
+    await roles.report(ended, a_final())
+    await roles.report(ended, Claimed(epoch=2, daemon=mine), by=roles.rogue)
+    forged = [a_call(run_id, MUCH, turn=9), a_call(run_id, MUCH, epoch=2), a_call(ended, MUCH, epoch=2)]
+    await append_calls(roles.rogue, mine, forged)
+
+    checked = await roles.checked(run_id, ended)
+
+    assert bills(checked) == []
+    assert len(checked.unverified) == 3
+
+
+async def test_a_successor_books_what_the_log_says_and_nothing_else(roles: Roles) -> None:
+    """The calls of a lost daemon count once, at the bill on the log; more than that does not."""
+    run_id = await roles.claimed_run()
+    usage = Usage(input_tokens=BILL[0], cache_read_tokens=BILL[1], output_tokens=BILL[4])
+    answered = CallStarted(epoch=1, at=2e9, turn=1, model=MODEL)
+    reply = Turn(epoch=1, turn=1, content=Payload(text="[]"), usage=usage.to_wire())
+    unanswered = CallStarted(epoch=1, at=2.1e9, turn=2, model=MODEL)
+    await roles.report(run_id, answered, reply, unanswered)
+    await roles.report(run_id, Claimed(epoch=2, daemon=who(roles.rogue)), by=roles.rogue)
+    # Written after the takeover, so it is not of the first daemon.
+    await roles.report(run_id, CallStarted(epoch=1, at=2.2e9, turn=3, model=MODEL), by=roles.rogue)
+    left = [a_call(run_id, at=2e9), a_call(run_id, None, at=2.1e9, turn=2, outcome="unconfirmed")]
+    forged = [
+        a_call(run_id, MUCH, at=2e9),
+        a_call(run_id, at=2e9, model="claude-opus-4-1"),
+        a_call(run_id, MUCH, at=2.1e9, turn=2),
+        a_call(run_id, None, at=2.2e9, turn=3, outcome="unconfirmed"),
+    ]
+    await append_calls(roles.rogue, who(roles.rogue), [*left, *forged])
+
+    checked = await roles.checked(run_id)
+
+    assert [(call.turn, call.billed) for call in checked.counted] == [(1, BILL), (2, None)]
+    assert [one.call for one in checked.unverified] == forged
+
+
+async def test_a_bill_is_named_by_the_log(roles: Roles) -> None:
+    """A daemon cannot charge its own run to another group, parent or host."""
+    run_id = await roles.claimed_run(group="mine", by=roles.rogue)
+    shifted = a_call(run_id, group="theirs", parent="victim", host="host-victim")
+    await append_calls(roles.rogue, who(roles.rogue), [shifted])
+
+    (call,) = (await roles.checked(run_id)).counted
+
+    assert (call.group, call.parent, call.host) == ("mine", "", who(roles.rogue).name)
+
+
+async def test_a_restarted_daemon_and_one_without_a_key_are_known(roles: Roles) -> None:
+    """The key is what counts, whichever start booked; a claim that names no key goes by its instance."""
+    run_id, keyless = await roles.claimed_run(), uuid.uuid4().hex
+    seq = await RunLog(roles.parent, keyless).request(a_grouped_request())
+    await RunLog(roles.honest, keyless).append(Claimed(epoch=1, daemon=Daemon(instance="d1")), after=seq)
+    await append_calls(roles.honest, who(roles.honest, "d2"), [a_call(run_id)])
+    await append_calls(roles.honest, who(roles.honest), [a_call(keyless)])
+    await append_calls(roles.rogue, who(roles.rogue, "x"), [a_call(keyless, MUCH)])
+
+    checked = await roles.checked(run_id, keyless)
+
+    assert bills(checked) == [BILL, BILL]
+    assert [one.call.billed for one in checked.disputed] == [MUCH]
+
+
+async def test_the_time_of_an_entry_is_the_servers(roles: Roles) -> None:
+    """A forged time, in the message or in its headers, does not make an invented call too old to check."""
+    run_id, mine = uuid.uuid4().hex, who(roles.rogue)
+    data = encode_calls(mine, [a_call(run_id, MUCH, at=1.6e9)], at=1.6e9)
+    headers = {"Nats-Time-Stamp": "2020-01-01T00:00:00.000000000Z"}
+    await store(roles.rogue, ledger(mine.nkey, mine.instance), data, headers=headers)
+
+    checked = await roles.checked(run_id)
+
+    assert (bills(checked), len(checked.unverified)) == ([], 1)
+
+
+def test_cost_shows_doubtful_calls_apart(server: AccountsServer) -> None:
+    """Below the total for people, under names of their own for programs; the total has neither."""
+    group = uuid.uuid4().hex
+
+    async def book() -> str:
+        async with opened(server) as roles:
+            run_id = await roles.claimed_run(group=group)
+            await append_calls(roles.honest, who(roles.honest), [a_call(run_id)])
+            forged = [a_call(run_id, MUCH, group=group), a_call(uuid.uuid4().hex, MUCH, group=group)]
+            await append_calls(roles.rogue, who(roles.rogue), forged)
+            return roles.rogue.identity
+
+    rogue = asyncio.run(book())
+    said = json.loads(cost(server, "--group", group, "--json")[0])
+    table, notes = cost(server, "--group", group)
+    rows, warned = cost(server, "--group", group, "--csv")
+
+    assert (said["total"]["calls"], said["total"]["fresh"], said["total"]["output"]) == (1, BILL[0], BILL[4])
+    assert sum(row["calls"] for row in said["rows"]) == 1
+    for kind in ("disputed", "unverified"):
+        assert (said[kind]["calls"], said[kind]["fresh"], said[kind]["booked_by"]) == (1, MUCH[0], [rogue])
+        assert any(f"1 {kind} call not added up" in note and rogue in note for note in said["notes"])
+        assert f"1 {kind} call not added up" in notes
+        assert f"1 {kind} call not added up" in warned
+    assert [line.split()[0] for line in table.splitlines()][-3:] == ["total", "disputed", "unverified"]
+    assert rows.count("\n") == 2
+
+
+async def test_calls_outlive_the_log_and_say_so(tmp_path: Path) -> None:
+    """After the log has expired a call counts as booked; of two keys' the higher bill, so that no cost is hidden."""
+    with run_accounts_server(tmp_path) as server:
+        add_user(server.folder, "daemon", "rogue")
+        server.reload()
+        await until_let_in(server, rogue_seed(server))
+        async with opened(server) as roles, connected(server.url, seed=server.seeds["admin"]) as admin:
+            info = await call_api(admin, "STREAM.INFO.FORK")
+            run_id = await roles.claimed_run()
+            await append_calls(roles.rogue, who(roles.rogue), [a_call(run_id, (0, 0, 0, 0, 0))])
+            await append_calls(roles.honest, who(roles.honest), [a_call(run_id)])
+            assert not (await roles.checked(run_id)).unchecked
+            await call_api(admin, "STREAM.UPDATE.FORK", {**info["config"], "max_age": 10**9})
+            while (await call_api(admin, "STREAM.INFO.FORK"))["state"]["messages"]:
+                pass  # the test's own limit ends this
+            await call_api(admin, "STREAM.UPDATE.FORK", info["config"])
+            checked = await roles.checked(run_id)
+
+    assert bills(checked) == [BILL]
+    assert [one.call.billed for one in checked.disputed] == [(0, 0, 0, 0, 0)]
+    assert checked.unchecked == {a_call(run_id).call_id}
