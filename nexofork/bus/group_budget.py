@@ -1,9 +1,13 @@
 """The budget that runs of a group share across hosts: an account in the log's stream, changed by compare-and-set.
 
-Every entry holds the whole account, so only the newest one is read, from the stream's leader. Each process writes one
-change of an account at a time; what comes meanwhile goes with the next write, so that a crowd of calls costs a few
-writes. A reservation belongs to a run and an epoch: whoever takes the run over books what the lost daemon left open.
-The account lives as long as the runs do, from its last change on.
+Every entry holds the whole account, but any daemon of the tenant can write one, and nothing tells which did. So each
+process follows all entries and takes from them what an honest writer can have changed (`AccountHistory`). Where there
+is no room, it looks at the runs in the way: what is booked for a run that no parent asked for in this group, or set
+aside for one that is over, does not count. A limit other than that of the request at hand counts if a request set it.
+
+Each process writes one change of an account at a time; what comes meanwhile goes with the next write, so that a crowd
+of calls costs a few writes. A reservation belongs to a run and an epoch: the daemon that takes the run over books what
+the lost one left open. The account lives as long as the runs do, from its last change on.
 
 Invariant: a call's amount is in the account before the caller is told that it may go.
 """
@@ -14,23 +18,26 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 from nexofork.bus.failures import AlreadyStored, StoreFull, WrongTip
 from nexofork.bus.jetstream import expect_last, store
-from nexofork.bus.reading import last_of
+from nexofork.bus.reading import first_of, last_of, read_subject
+from nexofork.bus.run_log import read_facts
 from nexofork.errors import BadMessage, BusError
-from nexofork.wire.budget import Account, Room, budget_run_id, decode_account
+from nexofork.wire.budget import Account, AccountHistory, Room, budget_run_id, decode_account, run_of_key
 from nexofork.wire.messages import Amount, encode
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import DEFAULT_POOL, reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from nexofork.bus.connection import Bus
+    from nexofork.bus.reading import Stored
     from nexofork.wire.messages import BudgetLimit
 
 __all__ = ["GroupBudget", "GroupBudgets", "LeftBehind"]
@@ -42,6 +49,11 @@ _LOOK_S = 0.25
 """How often the account is read while somebody waits for others to settle."""
 _RETRY_S = 0.2
 _FLUSH_S = 10.0
+_LOOK_AT_RUNS_S = 1.0
+"""How long a look at the runs in the way holds; a run counts as invented after two looks."""
+_RUNS_AT_ONCE = 32
+_MOST_RUNS = 1_000
+"""How many runs one look is at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +123,17 @@ class GroupBudget:
         self._booked = 0
         """How many bookings were ever written, or given up."""
         self._written = asyncio.Event()
-        self._known: tuple[Account, int] | None = None
+        self._history = AccountHistory()
+        self._seq = 0
+        """The newest entry that the history has."""
+        self._granted: dict[str, Amount] = {}
+        """What this process set aside and has not settled."""
+        self._taken: dict[str, Amount] = {}
+        """Of these, what was booked by an entry that closed them."""
+        self._runs = _RunsInTheWay(bus, group, pool)
+        self._allowed: BudgetLimit | None = None
+        self._is_current = False
+        """Whether nobody else has written since, as far as we know."""
         self._unsure = False
         """Whether a write may still arrive that nobody waits for."""
 
@@ -167,11 +189,12 @@ class GroupBudget:
         Raises:
             BusError: It cannot be read.
         """
-        return (await self._read())[0]
+        await self._read()
+        return self._history.account or self._opened(())
 
     def give_up(self, error: Exception) -> None:
         """Tell everybody who waits that it will not be written."""
-        self._known = None
+        self._is_current = False
         self._over(list(self._bookings))
         for wish in list(self._wishes):
             self._answer(wish, error)
@@ -186,30 +209,40 @@ class GroupBudget:
     async def _try_to_write(self) -> bool:
         bookings, wishes = list(self._bookings), list(self._wishes)
         try:
-            account, seq = self._known or await self._read()
-            changed, answers = self._applied(account, bookings, wishes)
-            if self._known and len(answers) < len(wishes):
-                self._known = None  # nobody waits for what has changed by now
+            was_current = self._is_current
+            if not was_current:
+                await self._read()
+            account = self._history.account or self._opened(wishes)
+            limit = await self._limit_in_force(account)
+            changed, answers, again = self._applied(account, bookings, wishes, limit)
+            if len(answers) < len(wishes) and (was_current or await self._runs.look(self._history)):
+                self._is_current = False  # what has changed by now may make room
                 return False
-            if changed is not account or self._unsure or not seq:
-                # An earlier write of ours that is still on its way cannot land behind this one.
+            if changed is not account or self._unsure or not self._seq:
+                # An earlier write of ours that is still on its way cannot land after this one.
                 entry = encode(changed.model_copy(update={"at": time.time()}))
-                seq = await store(self._bus, self._subject, entry, headers=expect_last(seq, self._subject))
+                seq = await store(self._bus, self._subject, entry, headers=expect_last(self._seq, self._subject))
                 self._unsure = False
+                self._take(changed, seq)
         except WrongTip:
-            self._known = None
+            self._is_current = False
             return False
         except AlreadyStored:
             full = "its log takes no more changes. Go on under another group name"
             await self._failed(self._unusable(full), bookings, wishes)
             return True
         except BusError as exc:
-            self._known, self._unsure = None, True
+            self._is_current, self._unsure = False, True
             await self._failed(exc, bookings, wishes)
             return True
-        # While somebody waits, the next look is at what others have written.
-        self._known = None if len(answers) < len(wishes) else (changed, seq)
+        # While a call waits, the next look is at what others have written.
+        self._is_current = len(answers) == len(wishes)
         self._over(bookings)
+        for booking in bookings:
+            if isinstance(booking, _Settled) and booking.key not in {one.key for one in again}:
+                self._granted.pop(booking.key, None)
+                self._taken.pop(booking.key, None)
+        self._bookings += again
         for wish, answer in answers:
             self._answer(wish, answer)
         return True
@@ -231,11 +264,20 @@ class GroupBudget:
         self._written = asyncio.Event()
 
     def _applied(
-        self, account: Account, bookings: Sequence[_Booking], wishes: Sequence[_Wish]
-    ) -> tuple[Account, list[tuple[_Wish, Amount | Exception]]]:
-        """Return the account after all that can be done, and the answers to the wishes that need not wait."""
+        self, account: Account, bookings: Sequence[_Booking], wishes: Sequence[_Wish], limit: BudgetLimit
+    ) -> tuple[Account, list[tuple[_Wish, Amount | Exception]], list[_Settled]]:
+        """Return the account after all that can be done, answers to the wishes that need not wait, and what to settle.
+
+        The last are our own calls that an entry of another process closed below what they cost. The difference is set
+        aside again, and settled with the next write.
+        """
+        again: list[_Settled] = []
         for booking in bookings:
-            account = booking.book(account)
+            if isinstance(booking, _Settled) and (missing := self._missing(booking, account)) is not None:
+                account = account.reserved(booking.key, missing)
+                again.append(_Settled(booking.key, missing))
+            else:
+                account = booking.book(account)
         now = asyncio.get_running_loop().time()
         answers: list[tuple[_Wish, Amount | Exception]] = []
         for wish in wishes:
@@ -243,21 +285,32 @@ class GroupBudget:
                 answers.append((wish, account.open[wish.key]))
                 continue
             amount = wish.quote()
-            room = account.room(amount)
+            believed = self._runs.believed(account, self._history, limit)
+            room = believed.room(amount)
             if room is Room.FITS:
                 account = account.reserved(wish.key, amount)
                 answers.append((wish, amount))
-            elif room is Room.NEVER:
-                answers.append((wish, account.over(amount)))
+            elif room is Room.NEVER and not self._runs.in_doubt(self._history):
+                answers.append((wish, believed.over(amount)))
             elif now >= wish.give_up_at:
-                answers.append((wish, account.over(amount, waited_s=self._wait_s)))
-        return account, answers
+                answers.append((wish, believed.over(amount, waited_s=self._wait_s)))
+        return account, answers, again
+
+    def _missing(self, booking: _Settled, account: Account) -> Amount | None:
+        """Return what one of our calls cost beyond what another process booked for it; None where that is nothing."""
+        if booking.key in account.open or booking.key not in self._granted:
+            return None
+        due = self._granted[booking.key] if booking.actual is None else booking.actual
+        taken = self._taken.get(booking.key, Amount())
+        missing = Amount(tokens=max(due.tokens - taken.tokens, 0), usd=max(due.usd - taken.usd, 0.0))
+        return None if missing == Amount() else missing
 
     def _answer(self, wish: _Wish, answer: Amount | Exception) -> None:
         self._drop(wish)
         if wish.granted.done():  # whoever wished was cancelled, and has settled it
             return
         if isinstance(answer, Amount):
+            self._granted[wish.key] = answer
             wish.granted.set_result(answer)
         else:
             wish.granted.set_exception(answer)
@@ -269,17 +322,126 @@ class GroupBudget:
     def _unusable(self, why: str) -> BusError:
         return BusError(f"The budget of group {self._group!r} cannot be used: {why}.", retryable=False)
 
-    async def _read(self) -> tuple[Account, int]:
-        stored = await last_of(self._bus, self._stream, self._subject)
-        if stored is None:
-            return Account(name=self._group, limit=self._limit), 0
-        try:
-            account = decode_account(stored.data)
-        except BadMessage as exc:
-            raise self._unusable("it cannot be read. Use another group name") from exc
-        if account.limit != self._limit:
+    def _opened(self, wishes: Sequence[_Wish]) -> Account:
+        return Account(name=self._group, limit=self._limit, set_by=run_of_key(wishes[0].key) if wishes else "")
+
+    async def _limit_in_force(self, account: Account) -> BudgetLimit:
+        """Return the limit of the account if a request set it; else that of the request at hand."""
+        if account.limit == self._limit:
+            return self._limit
+        if self._allowed is None and await self._runs.have_set(account.limit, self._history.founders):
             log.info("the budget of group %r was set by its first fork to %s", self._group, account.limit)
-        return account, stored.seq
+            self._allowed = account.limit
+        return self._allowed or self._limit
+
+    async def _read(self) -> None:
+        """Follow the account up to its newest entry, as the stream's leader knows it."""
+        tip = await last_of(self._bus, self._stream, self._subject)
+        if tip is None or tip.seq < self._seq:  # expired, or the stream was made anew
+            self._history, self._seq = AccountHistory(), 0
+        if tip is not None and tip.seq > self._seq:
+            found = await read_subject(self._bus, self._stream, self._subject, start_seq=self._seq + 1)
+            # A replica may not have the newest yet; the leader has.
+            while (known := found[-1].seq if found else self._seq) < tip.seq:
+                newer = await first_of(self._bus, self._stream, self._subject, start_seq=known + 1)
+                if newer is None:
+                    break
+                found.append(newer)
+            for stored in found:
+                if stored.seq > self._seq:
+                    self._follow(stored)
+        if self._seq and self._history.account is None:
+            raise self._unusable("it cannot be read. Use another group name")
+        self._is_current = True
+
+    def _follow(self, stored: Stored) -> None:
+        try:
+            self._take(decode_account(stored.data), stored.seq)
+        except BadMessage as exc:
+            log.warning("the budget of group %r: entry %d was ignored: it %s", self._group, stored.seq, exc.problem)
+            self._seq = stored.seq
+
+    def _take(self, entry: Account, seq: int) -> None:
+        self._seq = seq
+        gone, booked = self._history.add(entry)
+        for key in gone & self._granted.keys():
+            self._taken[key] = self._taken.get(key, Amount()) + booked
+
+
+class _RunsInTheWay:
+    """Tells which of the runs that an account names are real; asked where there is no room."""
+
+    def __init__(self, bus: Bus, group: str, pool: str) -> None:
+        self._bus = bus
+        self._group = group
+        self._pool = pool
+        self._looked_at: dict[str, float] = {}
+        self._missed: Counter[str] = Counter()
+        """How many looks did not find the run."""
+        self._over: set[str] = set()
+
+    def in_doubt(self, history: AccountHistory) -> bool:
+        """Whether a further look may make room."""
+        return any(run not in self._looked_at or self._missed[run] == 1 for run in _runs_of(history))
+
+    def believed(self, account: Account, history: AccountHistory, limit: BudgetLimit) -> Account:
+        """Return the account without what was made up."""
+        invented = {run for run, count in self._missed.items() if count > 1}
+        if not invented and not self._over and limit == account.limit:
+            return account
+        amount = sum((spent for runs, spent in history.settled.items() if runs <= invented), start=Amount())
+        return account.without(amount, invented | self._over, limit)
+
+    async def look(self, history: AccountHistory) -> bool:
+        """Look at the runs in the way that are due; returns whether there were any."""
+        now = asyncio.get_running_loop().time()
+        held = set(map(run_of_key, history.account.open)) if history.account else set()
+        due = [run for run in _runs_of(history) if self._is_due(run, now, held=run in held)][:_MOST_RUNS]
+        waiting = iter(due)
+
+        async def look_at_some() -> None:
+            for run in waiting:  # shared by all who look
+                await self._look_at(run, held=run in held)
+                self._looked_at[run] = now
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(len(due), _RUNS_AT_ONCE)):
+                tasks.create_task(look_at_some())
+        return bool(due)
+
+    async def have_set(self, limit: BudgetLimit, runs: Iterable[str]) -> bool:
+        """Whether the request of one of these runs named the limit for this group."""
+        for run in list(runs)[:_RUNS_AT_ONCE]:
+            request = (await read_facts(self._bus, run, pool=self._pool)).request
+            if request is not None and (request.group, request.group_budget) == (self._group, limit):
+                return True
+        return False
+
+    def _is_due(self, run: str, now: float, *, held: bool) -> bool:
+        looked_at = self._looked_at.get(run)
+        if looked_at is None:
+            return True
+        may_end = held and not self._missed[run] and run not in self._over
+        return now - looked_at > _LOOK_AT_RUNS_S and (self._missed[run] == 1 or may_end)
+
+    async def _look_at(self, run: str, *, held: bool) -> None:
+        try:
+            facts = await read_facts(self._bus, run, pool=self._pool, whole=held)
+        except BusError as exc:
+            log.info("the budget of group %r: run %s could not be looked at: %s", self._group, run, exc)
+            return
+        request = facts.request
+        if not facts.claims or (request and (request.group != self._group or request.group_budget is None)):
+            self._missed[run] += 1
+        else:
+            self._missed.pop(run, None)
+        if facts.over:
+            self._over.add(run)
+
+
+def _runs_of(history: AccountHistory) -> set[str]:
+    held = map(run_of_key, history.account.open) if history.account else ()
+    return {*held, *(run for runs in history.settled for run in runs)}
 
 
 class GroupBudgets:

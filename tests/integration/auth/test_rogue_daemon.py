@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork.auth.folder import add_user
+from nexofork.bus.group_budget import GroupBudgets
 from nexofork.bus.jetstream import call as call_api
 from nexofork.bus.jetstream import store
 from nexofork.bus.ledger import append_calls, check_ledger, read_bookings
 from nexofork.bus.run_log import RunLog
 from nexofork.cli import run_command
 from nexofork.core.usage import Usage
+from nexofork.errors import OverBudget
+from nexofork.wire.budget import Account, budget_run_id
 from nexofork.wire.ledger import BookedCall, encode_calls
-from nexofork.wire.messages import CallStarted, Claimed, Daemon, Payload, Requested, Turn, encode
+from nexofork.wire.messages import Amount, BudgetLimit, CallStarted, Claimed, Daemon, Payload, Requested, Turn, encode
 from nexofork.wire.subjects import ledger, reports
 from tests.integration.auth.test_reload import until_let_in
 from tests.support.nats import a_final, connected, run_accounts_server
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -59,10 +63,11 @@ class Roles:
     def __init__(self, parent: Bus, honest: Bus, rogue: Bus) -> None:
         self.parent, self.honest, self.rogue = parent, honest, rogue
 
-    async def claimed_run(self, *, group: str | None = None, by: Bus | None = None) -> str:
+    async def claimed_run(self, *, group: str | None = None, by: Bus | None = None, tokens: int | None = None) -> str:
         """Return the id of a run that a parent asked for and a daemon claimed, the honest one unless said."""
         run_id, bus = uuid.uuid4().hex, by or self.honest
-        seq = await RunLog(self.parent, run_id).request(a_grouped_request(group))
+        limit = None if tokens is None else BudgetLimit(tokens=tokens)
+        seq = await RunLog(self.parent, run_id).request(a_grouped_request(group, group_budget=limit))
         claim = Claimed(epoch=1, at=1.7e9, daemon=who(bus), request=seq)
         await RunLog(bus, run_id).append(claim, after=seq)
         return run_id
@@ -287,3 +292,137 @@ async def test_calls_outlive_the_log_and_say_so(tmp_path: Path) -> None:
     assert bills(checked) == [BILL]
     assert [one.call.billed for one in checked.disputed] == [(0, 0, 0, 0, 0)]
     assert checked.unchecked == {a_call(run_id).call_id}
+
+
+LIMIT = BudgetLimit(tokens=100)
+
+
+class Group:
+    """A group with a budget of 100 tokens, and an honest daemon that keeps its account."""
+
+    def __init__(self, roles: Roles, name: str, runs: tuple[str, str, str]) -> None:
+        self.roles, self.name = roles, name
+        self.run, self.other, self.ended = runs
+
+    @asynccontextmanager
+    async def budgets(self) -> AsyncIterator[GroupBudgets]:
+        """The accounts of one honest process."""
+        budgets = GroupBudgets(self.roles.honest, wait_s=8.0)
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(budgets.run())
+            try:
+                yield budgets
+            finally:
+                writing.cancel()
+
+    async def spend(self, budgets: GroupBudgets, key: str, tokens: int) -> None:
+        """Make a call that costs so much."""
+        budget = budgets.of_group(self.name, LIMIT)
+        await budget.reserve(key, lambda: Amount(tokens=tokens))
+        budget.settle(key, Amount(tokens=tokens))
+        await budget.flushed()
+
+    async def attack(self, *entries: dict[str, Any]) -> None:
+        """Write to the account with the rogue's key."""
+        for entry in entries:
+            plain = {**json.loads(encode(Account(name=self.name, limit=LIMIT))), **entry}
+            await store(self.roles.rogue, reports(budget_run_id(self.name)), json.dumps(plain).encode())
+
+
+@pytest.fixture
+async def group(roles: Roles) -> Group:
+    """A group whose runs are claimed by the honest daemon; one of them has ended."""
+    name = uuid.uuid4().hex
+    runs = [await roles.claimed_run(group=name, tokens=100) for _ in range(3)]
+    await roles.report(runs[2], a_final())
+    return Group(roles, name, (runs[0], runs[1], runs[2]))
+
+
+RESETS: dict[str, list[dict[str, Any]]] = {
+    "nothing spent": [{}],
+    "less spent": [{"spent": {"tokens": 10}}],
+    "a negative amount": [{"spent": {"tokens": -1_000}}],
+    "a larger limit": [{"spent": {"tokens": 60}, "limit": {"tokens": 10**9}}],
+    "no limit": [{"spent": {"tokens": 60}, "limit": {}}],
+    "a negative reservation": [{"spent": {"tokens": 60}, "open": {"r.1.1": {"tokens": -(10**6)}}}],
+    "no account": [{"kind": "nothing"}],
+    "twice": [{"open": {"r.1.1": {"tokens": 1}}}, {"spent": {"tokens": 1}}],
+}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("attack", RESETS)
+async def test_what_a_group_spent_never_falls(group: Group, attack: str, restarted: bool) -> None:
+    """After 60 of 100 there is no room for 50, whatever was written, and whoever reads it first."""
+    async with asyncio.timeout(PATIENCE_S), group.budgets() as budgets:
+        await group.spend(budgets, f"{group.run}.1.1", 60)
+        await group.attack(*RESETS[attack])
+        if restarted:
+            async with group.budgets() as later:
+                with pytest.raises(OverBudget):
+                    await group.spend(later, f"{group.other}.1.1", 50)
+        with pytest.raises(OverBudget) as refused:
+            await group.spend(budgets, f"{group.run}.1.2", 50)
+        await group.spend(budgets, f"{group.run}.1.3", 40)
+
+        account = await budgets.of_group(group.name, LIMIT).account()
+
+    assert (refused.value.limit, refused.value.spent) == (100, 60)
+    assert account.spent.tokens == 100
+
+
+EXHAUSTING: dict[str, list[dict[str, Any]]] = {
+    "much spent": [{"spent": {"tokens": 10**6}}],
+    "absurdly much": [{"spent": {"tokens": 10**400, "usd": 1e308}}],
+    "a smaller limit": [{"limit": {"tokens": 1}}],
+    "set aside for no run": [{"open": {"invented.1.1": {"tokens": 90}}}],
+    "set aside under no name": [{"open": {"x": {"tokens": 90}, "*.1.1": {"tokens": 90}}}],
+    "set aside and spent for no run": [{"open": {"invented.1.1": {"tokens": 90}}}, {"spent": {"tokens": 90}}],
+    "no account": [{"kind": "nothing"}],
+}
+
+
+FOUNDING = ("a smaller limit", "set aside for no run", "set aside under no name", "set aside and spent for no run")
+"""What is seen through even in the first entry of an account."""
+
+
+@pytest.mark.parametrize(
+    ("attack", "when"),
+    [
+        *((attack, when) for attack in EXHAUSTING for when in ("after", "restart")),
+        *((one, "before") for one in FOUNDING),
+    ],
+)
+async def test_an_invented_amount_leaves_the_budget_to_the_group(group: Group, attack: str, when: str) -> None:
+    """A call that fits is made, before any other entry or after one."""
+    async with asyncio.timeout(PATIENCE_S), group.budgets() as budgets, group.budgets() as later:
+        if when != "before":
+            await group.spend(budgets, f"{group.run}.1.1", 0)
+        await group.attack(*EXHAUSTING[attack])
+
+        await group.spend(later if when == "restart" else budgets, f"{group.other}.1.1", 50)
+
+
+async def test_a_reservation_for_a_run_that_is_over_holds_nothing(group: Group) -> None:
+    """Nor one for a run of another group."""
+    other = await group.roles.claimed_run(group="another", tokens=100)
+    async with asyncio.timeout(PATIENCE_S), group.budgets() as budgets:
+        await group.spend(budgets, f"{group.run}.1.1", 10)
+        held = {f"{group.ended}.1.9": {"tokens": 80}, f"{other}.1.9": {"tokens": 80}}
+        await group.attack({"spent": {"tokens": 10}, "open": held})
+
+        await group.spend(budgets, f"{group.other}.1.1", 50)
+
+
+async def test_a_call_that_another_key_settles_is_booked_at_its_cost(group: Group) -> None:
+    """A rogue closes the reservation at nothing; what the call cost is in the account all the same, once."""
+    async with asyncio.timeout(PATIENCE_S), group.budgets() as budgets:
+        budget = budgets.of_group(group.name, LIMIT)
+        await budget.reserve(f"{group.run}.1.1", lambda: Amount(tokens=70))
+        await group.attack({})
+        budget.settle(f"{group.run}.1.1", Amount(tokens=65))
+        await budget.flushed()
+        with pytest.raises(OverBudget):
+            await group.spend(budgets, f"{group.other}.1.1", 50)
+
+        assert (await budget.account()).spent.tokens == 65

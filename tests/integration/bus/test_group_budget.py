@@ -13,12 +13,13 @@ from nexofork.bus.jetstream import call as call_api
 from nexofork.bus.jetstream import store
 from nexofork.bus.provisioning import provision
 from nexofork.bus.reading import read_subject
+from nexofork.bus.run_log import RunLog
 from nexofork.errors import BusError, OverBudget
 from nexofork.wire.budget import Account, budget_run_id, decode_account
 from nexofork.wire.messages import Amount, BudgetLimit, encode
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import DEFAULT_POOL, reports
-from tests.support.nats import SMALL, Proxy, connected
+from tests.support.nats import SMALL, Proxy, a_claim, a_request, connected
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ async def holders(
 def of(tokens: int) -> Callable[[], Amount]:
     """A quote."""
     return lambda: Amount(tokens=tokens)
+
+
+async def claimed_runs(bus: Bus, group: str, limit: BudgetLimit, *names: str, pool: str = DEFAULT_POOL) -> None:
+    """Put runs on the log that a parent asked for in the group, and that a daemon has."""
+    for name in names:
+        request = a_request().model_copy(update={"group": group, "group_budget": limit})
+        seq = await RunLog(bus, name, pool=pool).request(request)
+        await RunLog(bus, name, pool=pool).append(a_claim(), after=seq)
 
 
 async def changes(bus: Bus, pool: str, group: str) -> list[Account]:
@@ -95,6 +104,7 @@ async def test_a_crowd_with_money_for_half_stays_within_and_ends(
     """Sixty calls of 50 where 1,000 are there: as many as fit are made, the others are told, nobody hangs."""
     limit = BudgetLimit(tokens=1_000)
     outcomes: list[str] = []
+    await claimed_runs(pool_bus, "g", limit, *(f"r{number}" for number in range(60)), pool=pool)
 
     async def call(budget: GroupBudget, key: str) -> None:
         try:
@@ -133,6 +143,7 @@ async def test_three_servers_keep_one_account(cluster: Cluster) -> None:
 
     async with connected(cluster.urls[0]) as bus:
         await provision(bus, max_bytes=SMALL)
+        await claimed_runs(bus, "replicated", limit, *(f"r{number}" for number in range(45)))
         async with holders(",".join(cluster.urls), 3) as hosts, asyncio.timeout(PATIENCE_S):
             async with asyncio.TaskGroup() as tasks:
                 budgets = [host.of_group("replicated", limit) for host in hosts]
@@ -175,6 +186,7 @@ async def test_a_wait_for_calls_that_never_end_has_an_end(
 
 async def test_the_first_limit_stands(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """Who comes later with another one does not change it."""
+    await claimed_runs(pool_bus, "g", BudgetLimit(tokens=100), "r1", pool=pool)
     async with holders(nats_server.url, 2, pool=pool) as (here, there), asyncio.timeout(PATIENCE_S):
         await here.of_group("g", BudgetLimit(tokens=100)).reserve("r1.1.1", of(50))
 
@@ -186,6 +198,7 @@ async def test_the_first_limit_stands(nats_server: EmbeddedServer, pool_bus: Bus
 
 async def test_a_limit_that_nothing_fits_stands_too(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
     """Who comes next with more money finds the first one's limit, although nothing was ever set aside."""
+    await claimed_runs(pool_bus, "g", BudgetLimit(tokens=10), "r1", pool=pool)
     async with holders(nats_server.url, 2, pool=pool) as (one, other):
         with pytest.raises(OverBudget):
             await one.of_group("g", BudgetLimit(tokens=10)).reserve("r1.1.1", of(50))

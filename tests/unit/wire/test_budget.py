@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexofork.errors import BadMessage
-from nexofork.wire.budget import Account, Room, decode_account
+from nexofork.wire.budget import Account, AccountHistory, Room, decode_account
 from nexofork.wire.messages import Amount, BudgetLimit, encode
 from nexofork.wire.subjects import check_run_id
 
@@ -111,3 +111,44 @@ def test_no_run_may_have_the_id_of_a_budget() -> None:
     assert check_run_id("budget") == "budget"
     with pytest.raises(BadMessage, match="budgets are kept"):
         check_run_id("budget-1")
+
+
+keys = st.sampled_from(["a.1.1", "a.1.2", "b.1.1", "b.2.1", "no key"])
+entries = st.builds(Account, limit=limits, spent=amounts, open=st.dictionaries(keys, amounts, max_size=4))
+
+
+@given(written=st.lists(entries, min_size=2, max_size=12))
+def test_nothing_that_is_written_takes_back_what_was_spent(written: list[Account]) -> None:
+    """Nor the limit; and what grew was settled."""
+    history = AccountHistory()
+    history.add(written[0])
+    for entry in written[1:]:
+        before = history.account
+        gone, booked = history.add(entry)
+        after = history.account
+        assert before is not None
+        assert after is not None
+        assert after.limit == written[0].limit
+        assert after.spent.tokens == before.spent.tokens + booked.tokens >= before.spent.tokens
+        assert after.spent.usd >= before.spent.usd
+        assert gone or booked == Amount()
+        assert gone <= before.open.keys()
+
+
+@given(calls=st.lists(st.tuples(keys.filter(lambda key: "." in key), amounts, st.floats(0, 20)), max_size=30))
+def test_an_honest_account_is_read_as_it_was_written(calls: list[tuple[str, Amount, float]]) -> None:
+    """Calls set aside and settled one after the other, some at more than was set aside."""
+    history, account = AccountHistory(), Account(limit=BudgetLimit(tokens=10**9))
+    history.add(account)
+    for key, amount, share in calls:
+        held = account.open.get(key)
+        if held is None:
+            account = account.reserved(key, amount)
+        else:
+            account = account.settled(key, Amount(tokens=int(held.tokens * share), usd=held.usd * share))
+        history.add(account)
+
+    assert history.account is not None
+    assert history.account.open == account.open
+    assert history.account.spent.tokens == account.spent.tokens
+    assert history.account.spent.usd == pytest.approx(account.spent.usd, abs=1e-6)
