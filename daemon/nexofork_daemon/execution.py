@@ -97,7 +97,9 @@ class Execution:
         try:
             request = decode_event(self._delivery.data)
         except BadMessage as exc:
-            if isinstance(exc, NewerMessage) and await self._host.peers.read(exc.version):
+            newer = exc.version if isinstance(exc, NewerMessage) else None
+            attempt = self._delivery.attempt
+            if newer is not None and await self._host.leaving.is_read_by_others(newer, attempt=attempt):
                 await self._leave(f"a later version reads it: {exc.problem}")
             else:
                 await self._refuse_poison(exc)
@@ -133,7 +135,7 @@ class Execution:
         return any(isinstance(entry.message, (Requested, Final)) for entry in await self._log.entries())
 
     async def _claim_and_run(self, request: Requested) -> None:
-        reason = await self._host.leaving.reason(request)
+        reason = await self._host.leaving.reason(request, attempt=self._delivery.attempt)
         # What is over, or has to be ended, is anybody's.
         if reason is not None and not await self._is_ended():
             await self._leave(reason)

@@ -1,6 +1,8 @@
 """Leave a run to a daemon that suits it better, and say why, once.
 
-Left runs come back every few seconds until somebody takes them or their parent ends them.
+Left runs come back every few seconds until a daemon takes them or their parent ends them. A run that needs what only
+others say they know is left for about half an hour: a daemon's key can announce anything, and a run must not wait for
+a daemon that does not exist.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_S, _LONGEST_S = 1.0, 5.0
 _REMEMBERED = 10_000
+_MOST_LEFT = 360
+"""Deliveries, five seconds apart."""
 
 
 class Leaving:
@@ -34,8 +38,20 @@ class Leaving:
         self._peers = peers
         self._told: set[str] = set()
 
-    async def reason(self, request: Requested) -> str | None:
+    async def is_read_by_others(self, version: int, *, attempt: int) -> bool:
+        """Whether to leave a request of a later version to a daemon that says it reads it.
+
+        Raises:
+            BusError: NATS did not say who is there.
+        """
+        return attempt <= _MOST_LEFT and await self._peers.read(version)
+
+    async def reason(self, request: Requested, *, attempt: int) -> str | None:
         """Return why another daemon suits a run better, or None: it shares the cache, has the folder, knows the needs.
+
+        Args:
+            request: What is asked for.
+            attempt: How often it was delivered.
 
         Raises:
             BusError: NATS did not say who is there.
@@ -46,7 +62,7 @@ class Leaving:
         if not await asyncio.to_thread(has_folder, request.workspace):
             return f"its folder {getattr(request.workspace, 'path', '')!r} is not on this host"
         unknown = unknown_needs(request)
-        if unknown and await self._peers.know(request.needs):
+        if unknown and attempt <= _MOST_LEFT and await self._peers.know(request.needs):
             return f"it needs {', '.join(unknown)}, which a later version knows"
         return None
 

@@ -85,7 +85,6 @@ async def run_daemon(
     settings = replace(settings, lease_s=await _lease_s(bus, settings))
     board = FleetWarmth(bus, by=settings.instance)
     identity = Daemon(nkey=bus.identity, instance=settings.instance, host=settings.host, name=settings.name)
-    peers = Peers(bus, pool=settings.pool)
     host = Host(
         settings=settings,
         identity=identity,
@@ -97,8 +96,7 @@ async def run_daemon(
         clock=board.clock,
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
-        peers=peers,
-        leaving=Leaving(provider, peers),
+        leaving=Leaving(provider, Peers(bus, pool=settings.pool)),
         purses=Purses(bus, pool=settings.pool),
         ledger=DaemonLedger(bus, identity),
     )

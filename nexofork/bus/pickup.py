@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nexofork.bus.failures import JetStreamRefused, provision_command
 from nexofork.bus.jetstream import call
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus, Msg
 
-__all__ = ["Delivery", "Pickup", "queue_depth"]
+__all__ = ["Delivery", "Pickup", "QueueState", "queue_depth", "queue_state"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,15 @@ _HEARTBEAT_S = 5.0
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _GONE = (10014, 10059)  # no such consumer, no such stream
+
+
+class QueueState(NamedTuple):
+    """How far a queue is."""
+
+    waiting: int
+    """Events that were not handed out yet."""
+    reached: int
+    """Sequence of the newest event that was."""
 
 
 class Delivery:
@@ -296,5 +305,14 @@ async def queue_depth(bus: Bus, *, pool: str = DEFAULT_POOL) -> int:
     Raises:
         BusError: NATS did not answer.
     """
+    return (await queue_state(bus, pool=pool)).waiting
+
+
+async def queue_state(bus: Bus, *, pool: str = DEFAULT_POOL) -> QueueState:
+    """Return how far the daemons of a pool are with its queue.
+
+    Raises:
+        BusError: NATS did not answer.
+    """
     info = await call(bus, f"CONSUMER.INFO.{log_stream(pool)}.{CONSUMER}")
-    return int(info["num_pending"])
+    return QueueState(int(info["num_pending"]), int((info.get("delivered") or {}).get("stream_seq", 0)))

@@ -22,6 +22,8 @@ class FleetSettings:
     """How many requests may wait unclaimed at once, so that one parent's flood does not starve another."""
     queue_limit_s: float | None = 300.0
     """How long a run may wait while no daemon is there at all before it ends as failed."""
+    old_daemons_s: float = 60.0
+    """How long a run is kept back, at most, because a daemon says that it is too old to read the request."""
     tells_of_waits: bool = True
     """Whether a run that waits because no daemon is there is logged as a warning; not where it is shown otherwise."""
     auto_background_s: float | None = None

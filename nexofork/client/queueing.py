@@ -2,6 +2,10 @@
 
 First that no daemon takes work which would end it unread, then a place among those of this parent that wait, then a
 daemon that claims it. Each wait has an end that says what was missing.
+
+What daemons say of themselves is not believed without limit, because a daemon's key can announce anything. One that
+says it is too old keeps runs back for a while only. One that says it is busy counts if a run under way was claimed with
+its key, and one with free slots counts while the queue moves.
 """
 
 from __future__ import annotations
@@ -10,8 +14,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from nexofork.bus.credentials import LOCAL
 from nexofork.bus.peers import Peers
+from nexofork.bus.pickup import queue_state
 from nexofork.bus.presence import PresenceBoard
+from nexofork.client.run_listing import claimants
 from nexofork.engine.events import ForkEnded
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.engine.workspace import PathWorkspace, ShippedWorkspace
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from nexofork.client.fleet_settings import FleetSettings
     from nexofork.client.remote_run import RemoteRun
     from nexofork.engine.params import ForkParams
-    from nexofork.wire.messages import Presence, Requested
+    from nexofork.wire.messages import Daemon, Presence, Requested
 
 __all__ = ["Queue"]
 
@@ -32,6 +39,9 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _TELL_S = 5.0
+_FRESH_S = 5.0
+_MOST_NAMES = 100
+_NAME = 80
 
 
 class Queue:
@@ -39,10 +49,15 @@ class Queue:
 
     def __init__(self, bus: Bus, settings: FleetSettings) -> None:
         self._settings = settings
+        self._bus = bus
         self._board = PresenceBoard(bus)
         self._peers = Peers(bus, pool=settings.pool)
         self._window = asyncio.Semaphore(settings.window)
         self._warned_of: set[str] = set()
+        self._outwaited: set[str] = set()
+        """Daemons that said they are too old for longer than runs are kept back."""
+        self._working: tuple[float, set[str]] | None = None
+        self._working_lock = asyncio.Lock()
         self._told = False
 
     async def enter(self, request: Requested) -> None:
@@ -63,20 +78,31 @@ class Queue:
         """Hold the run's place until a daemon has it; give up when there is none to take it."""
         limit_s = self._settings.queue_limit_s
         tells = self._settings.tells_of_waits and not self._told and (limit_s is None or limit_s > _TELL_S)
+        reached: int | None = None
         try:
             if tells and not await _claimed(run, within_s=_TELL_S):
                 await self._tell_of_wait(run, params)
                 limit_s = None if limit_s is None else limit_s - _TELL_S
             while not await _claimed(run, within_s=limit_s):
-                if not await self._is_served(params):
-                    await self._give_up(run, params)
-                    return
+                try:
+                    queue = await queue_state(self._bus, pool=self._settings.pool)
+                    moves = reached is None or (queue.waiting > 0 and queue.reached > reached)
+                    if not await self._is_served(params, moves=moves):
+                        await self._give_up(run, params)
+                        return
+                    reached = queue.reached
+                except BusError as exc:
+                    log.info("run %s: who could take it is not known: %s", run.record.run_id, exc)
         finally:
             self.leave()
 
     async def _tell_of_wait(self, run: RemoteRun, params: ForkParams) -> None:
-        """Say once why nothing happens, if nothing happens because nobody is there."""
-        if not await self._is_served(params) and not self._told:  # others asked meanwhile
+        """Say once why nothing happens, if nothing happens because no daemon is there."""
+        try:
+            able = await self._able(params)
+        except BusError:
+            return  # who is there is not known
+        if not able and not self._told:  # others asked meanwhile
             self._told = True
             log.warning(
                 "run %s waits: no daemon that could take it is there in pool %r; start one with `nexofork daemon`",
@@ -88,35 +114,67 @@ class Queue:
         loop = asyncio.get_running_loop()
         began, limit_s = loop.time(), self._settings.queue_limit_s
         while old := await self._too_old(request):
-            names = sorted(peer.daemon.name for peer in old)
+            names = sorted({_printable(peer.daemon.name) for peer in old})
             problem = DaemonsTooOld(daemons=names, needs=request.needs, pool=self._settings.pool)
-            if limit_s is not None and loop.time() - began > limit_s:
+            waited_s = loop.time() - began
+            if waited_s > self._settings.old_daemons_s:
+                log.warning("run kept back for %.0f s, and asked for now all the same: %s", waited_s, problem)
+                self._outwaited.update(map(_key, old))
+                return
+            if limit_s is not None and waited_s > limit_s:
                 raise problem
             if not self._warned_of.issuperset(names):
-                self._warned_of.update(names)
+                self._warned_of.update(names[:_MOST_NAMES])
                 log.warning("waiting: %s", problem)
             await asyncio.sleep(_LOOK_S)
 
     async def _too_old(self, request: Requested) -> list[Presence]:
         try:
-            return await self._peers.too_old_for(request.v)
+            old = await self._peers.too_old_for(request.v)
         except BusError:
-            return []  # publishing has its own patience with a NATS that is away, and its own words
+            return []  # publishing retries on its own, and says why
+        return [peer for peer in old if _key(peer) not in self._outwaited]
 
-    async def _is_served(self, params: ForkParams) -> bool:
-        """Whether a daemon is there that could take a run; while NATS is away, nobody knows."""
+    async def _able(self, params: ForkParams) -> list[Presence]:
+        """Return the daemons that say they could take a run.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
         workspace_id, workspace = params.cache_safe.workspace_id, params.workspace
-        try:
-            daemons = await self._board.daemons(self._settings.pool)
-        except BusError:
-            return True
+        daemons = await self._board.daemons(self._settings.pool)
         able = [daemon for daemon in daemons if not workspace_id or daemon.workspace_id in (None, workspace_id)]
         if isinstance(workspace, PathWorkspace) or (
             isinstance(workspace, ShippedWorkspace) and isinstance(workspace.spec, PathSpec)
         ):
             # One with a free slot would have taken it, if it had the folder.
-            able = [daemon for daemon in able if daemon.running >= daemon.slots > 0]
-        return bool(able)
+            able = [daemon for daemon in able if _is_busy(daemon)]
+        return able
+
+    async def _is_served(self, params: ForkParams, *, moves: bool) -> bool:
+        """Whether a daemon is there that could take a run.
+
+        Args:
+            params: The run.
+            moves: Whether daemons took requests from the queue since the last look.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        able = await self._able(params)
+        busy = [daemon for daemon in able if _is_busy(daemon)]
+        if moves and len(able) > len(busy):
+            return True
+        return bool(busy) and not set(map(_key, busy)).isdisjoint(await self._working_keys())
+
+    async def _working_keys(self) -> set[str]:
+        """Return the daemons that have runs under way, as the runs' logs say."""
+        async with self._working_lock:
+            now = asyncio.get_running_loop().time()
+            if self._working is None or now - self._working[0] > _FRESH_S:
+                found = {_name(one) async for one in claimants(self._bus, self._settings.pool)}
+                self._working = (now, found)
+            return self._working[1]
 
     async def _give_up(self, run: RemoteRun, params: ForkParams) -> None:
         error = (
@@ -147,3 +205,20 @@ async def _claimed(run: RemoteRun, *, within_s: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _is_busy(presence: Presence) -> bool:
+    return presence.running >= presence.slots > 0
+
+
+def _key(presence: Presence) -> str:
+    return _name(presence.daemon)
+
+
+def _name(daemon: Daemon) -> str:
+    """Return what a daemon cannot change without a key of another: its own, or its instance on an open server."""
+    return daemon.instance if daemon.nkey == LOCAL else daemon.nkey
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:_NAME])

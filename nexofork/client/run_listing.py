@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nexofork.bus.jetstream import call
 from nexofork.bus.reading import last_of_many, read_subject
+from nexofork.bus.run_log import read_facts
 from nexofork.client.run_rows import RunRow, advanced, requested_row
 from nexofork.errors import BadMessage
 from nexofork.wire import messages as wire
@@ -20,12 +21,14 @@ from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import check_run_id, events, reports, run_filter, run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from nexofork.bus.connection import Bus
     from nexofork.bus.reading import Stored
 
-__all__ = ["RunRow", "find_runs", "is_asked_for", "is_run_id", "list_runs", "stored_at"]
+__all__ = ["RunRow", "claimants", "find_runs", "is_asked_for", "is_run_id", "list_runs", "stored_at"]
+
+_MOST_READ = 2_000
 
 
 async def find_runs(bus: Bus, beginning: str, *, pool: str) -> list[str]:
@@ -65,6 +68,24 @@ async def list_runs(
         if is_asked_for(request, parent, group):
             rows.append(await _row(bus, pool, run_id, _Asked(request, at, asked.get(run_id)), said.get(run_id)))
     return sorted(rows, key=lambda row: row.requested_at or 0.0, reverse=True)
+
+
+async def claimants(bus: Bus, pool: str) -> AsyncIterator[wire.Daemon]:
+    """Yield the daemons that have runs under way by the runs' own logs, those with the newest reports first.
+
+    At most 2,000 logs are read. A daemon comes once for each of its runs.
+
+    Raises:
+        BusError: NATS did not answer.
+    """
+    stream = log_stream(pool)
+    ids = await _ids(bus, stream, pool)
+    said = await last_of_many(bus, stream, [reports(one, pool) for one in ids])
+    under_way = [one for one in reversed(said) if not isinstance(_report(one), wire.Final)]
+    for stored in under_way[:_MOST_READ]:
+        facts = await read_facts(bus, run_of(stored.subject), pool=pool, whole=True)
+        if facts.claims and not facts.over:
+            yield facts.claims[max(facts.claims)].daemon
 
 
 class _Asked(NamedTuple):

@@ -341,18 +341,18 @@ class Presence(Message):
     """Of nexofork."""
     pool: str = "fork"
     """Where it takes work."""
-    slots: int = 0
+    slots: int = Field(default=0, ge=0, le=100_000)
     """How many runs it takes at once; 0 while it drains."""
-    running: int = 0
+    running: int = Field(default=0, ge=0, le=100_000)
     """How many it has."""
     draining: bool = False
     """Whether it takes no more."""
     workspace_id: str | None = None
     sandbox: str = "none"
     """What commands run in: `bwrap`, or `none` where they run bare."""
-    reads: int = 1
+    reads: int = Field(default=1, ge=1, le=1_000_000)
     """The newest version of a request that it can run."""
-    knows: list[str] = Field(default_factory=list)
+    knows: list[str] = Field(default_factory=list, max_length=1_000)
     """What a request may need of it."""
 
 
