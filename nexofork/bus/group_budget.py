@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -132,6 +133,8 @@ class GroupBudget:
         """Of these, what was booked by an entry that closed them."""
         self._runs = _RunsInTheWay(bus, group, pool)
         self._allowed: BudgetLimit | None = None
+        """A limit other than ours that a request was found to have set."""
+        self._asked_at = -math.inf
         self._is_current = False
         """Whether nobody else has written since, as far as we know."""
         self._unsure = False
@@ -329,16 +332,19 @@ class GroupBudget:
         """Return the limit of the account if a request set it; else that of the request at hand."""
         if account.limit == self._limit:
             return self._limit
-        if self._allowed is None and await self._runs.have_set(account.limit, self._history.founders):
-            log.info("the budget of group %r was set by its first fork to %s", self._group, account.limit)
-            self._allowed = account.limit
+        now = asyncio.get_running_loop().time()
+        if self._allowed is None and now - self._asked_at > _LOOK_AT_RUNS_S:
+            if await self._runs.have_set(account.limit, self._history.founders):
+                log.info("the budget of group %r was set by its first fork to %s", self._group, account.limit)
+                self._allowed = account.limit
+            self._asked_at = now
         return self._allowed or self._limit
 
     async def _read(self) -> None:
         """Follow the account up to its newest entry, as the stream's leader knows it."""
         tip = await last_of(self._bus, self._stream, self._subject)
         if tip is None or tip.seq < self._seq:  # expired, or the stream was made anew
-            self._history, self._seq = AccountHistory(), 0
+            self._history, self._seq, self._allowed = AccountHistory(), 0, None
         if tip is not None and tip.seq > self._seq:
             found = await read_subject(self._bus, self._stream, self._subject, start_seq=self._seq + 1)
             # A replica may not have the newest yet; the leader has.

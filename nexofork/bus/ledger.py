@@ -127,7 +127,10 @@ async def check_ledger(bus: Bus, bookings: Iterable[Booking], *, pool: str) -> C
     async def check_some() -> None:
         for run_id, booked in runs:  # shared by all who check
             facts = RunFacts()
-            if _is_run(run_id) and kept.holds_any(booked):
+            if not _is_run(run_id):
+                checked.unverified += booked
+                continue
+            if kept.holds_any(booked):
                 later = any(one.call.epoch > 1 for one in booked)
                 facts = await read_facts(bus, run_id, pool=pool, whole=later)
                 if not later and _asks_for_calls(booked, facts):

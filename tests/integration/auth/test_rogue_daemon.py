@@ -25,12 +25,12 @@ from nexofork.wire.budget import Account, budget_run_id
 from nexofork.wire.ledger import BookedCall, encode_calls
 from nexofork.wire.messages import Amount, BudgetLimit, CallStarted, Claimed, Daemon, Payload, Requested, Turn, encode
 from nexofork.wire.subjects import ledger, reports
-from tests.integration.auth.test_reload import until_let_in
 from tests.support.nats import a_final, connected, run_accounts_server
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from nexofork.bus.connection import Bus
@@ -45,11 +45,18 @@ MUCH = (900_000, 0, 0, 0, 90_000)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountsServer]:
     """A server whose tenant has two daemons with keys of their own: `default`, and `rogue`."""
-    with run_accounts_server(tmp_path_factory.mktemp("rogue")) as started:
-        add_user(started.folder, "daemon", "rogue")
-        started.reload()
-        asyncio.run(until_let_in(started, rogue_seed(started)))
+    with run_with_rogue(tmp_path_factory.mktemp("rogue")) as started:
         yield started
+
+
+def run_with_rogue(folder: Path) -> AbstractContextManager[AccountsServer]:
+    """Such a server for as long as the block."""
+
+    def added(_: str) -> str:
+        add_user(folder / "auth", "daemon", "rogue")
+        return (folder / "auth" / "nats-server.conf").read_text()
+
+    return run_accounts_server(folder, change=added)
 
 
 def rogue_seed(server: AccountsServer) -> Path:
@@ -273,10 +280,7 @@ def test_cost_shows_doubtful_calls_apart(server: AccountsServer) -> None:
 
 async def test_calls_outlive_the_log_and_say_so(tmp_path: Path) -> None:
     """After the log has expired a call counts as booked; of two keys' the higher bill, so that no cost is hidden."""
-    with run_accounts_server(tmp_path) as server:
-        add_user(server.folder, "daemon", "rogue")
-        server.reload()
-        await until_let_in(server, rogue_seed(server))
+    with run_with_rogue(tmp_path) as server:
         async with opened(server) as roles, connected(server.url, seed=server.seeds["admin"]) as admin:
             info = await call_api(admin, "STREAM.INFO.FORK")
             run_id = await roles.claimed_run()
