@@ -65,6 +65,8 @@ class Worktree:
         self._index = folder / "index"
         self._base: Path | None = None
         self._seen: _Seen | None = None
+        self._borrows = False
+        """Whether git sees the child's objects."""
         self._half_written = False
         """Whether a look has changed the index and did not come to its end."""
         self.problem = ""
@@ -75,7 +77,15 @@ class Worktree:
     @property
     def git(self) -> Git:
         """Git on the daemon's own repository, which sees the child's objects too."""
-        return git_in(self._keep)
+        return self._own_git()
+
+    def _own_git(self, *, files: Path | None = None, index: Path | None = None) -> Git:
+        git = git_in(self._keep, files=files, index=index)
+        if not self._borrows:
+            return git
+        # Not by a file: the child's git would read that too, and may not see its own checkout at this path.
+        quoted = os.fspath(self._git_dir / "objects").replace("\\", "\\\\").replace('"', '\\"')
+        return replace(git, environment={**git.environment, "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'})
 
     @property
     def protected(self) -> tuple[Path, ...]:
@@ -147,10 +157,8 @@ class Worktree:
     def _borrow(self) -> bool:
         """Let git see the child's objects if they are its own; return whether they are."""
         assert self._base is not None, "it is set up"
-        own = own_objects(self._git_dir, alternates(self._lent(self._base)))
-        borrowed = [self._base, *([self._git_dir / "objects"] if own else [])]
-        (self._keep / "objects/info/alternates").write_bytes(alternates(borrowed))
-        return own
+        self._borrows = own_objects(self._git_dir, alternates(self._lent(self._base)))
+        return self._borrows
 
     async def look(self) -> TreeState:
         """Return what the checkout is now; git is not asked for what has not changed.
@@ -188,7 +196,7 @@ class Worktree:
         await asyncio.to_thread(remove_traps, self.root)
         # A git that was ended in the middle of an earlier look has left it; nobody else uses the index.
         await asyncio.to_thread(self._index.with_name("index.lock").unlink, missing_ok=True)
-        files = git_in(self._keep, files=self.root, index=self._index)
+        files = self._own_git(files=self.root, index=self._index)
         listing = await list_files(replace(files, time_s=_LIST_S), ignored=self._spec.ignored)
         if listing.removed:
             unwanted = await self._unwanted(files)
@@ -250,7 +258,7 @@ class Worktree:
         copy = self._folder / "staged"
         await asyncio.to_thread(copy.write_bytes, index)
         try:
-            return (await git_in(self._keep, index=copy).run("write-tree")).decode().strip()
+            return (await self._own_git(index=copy).run("write-tree")).decode().strip()
         except GitFailed:
             return None
 

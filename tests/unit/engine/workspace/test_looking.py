@@ -26,9 +26,9 @@ async def begun(tmp_path: Path) -> tuple[Worktree, GitSpec]:
     return await check_out(tmp_path / "run", spec, base, thin), spec
 
 
-def files_in(worktree: Worktree, tree: str) -> list[str]:
+async def files_in(worktree: Worktree, tree: str) -> list[str]:
     """What a tree holds, as the daemon knows it."""
-    return Repo.at(worktree.root.parent / "keep.git").git("ls-tree", "-r", "--name-only", tree).splitlines()
+    return (await worktree.git.run("ls-tree", "-r", "--name-only", tree)).decode().splitlines()
 
 
 async def test_a_file_that_git_cannot_convert_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ async def test_a_file_that_git_cannot_convert_is_taken_as_it_is(tmp_path: Path) 
 
     known = Repo.at(worktree.root.parent / "keep.git")
     assert worktree.problem == ""
-    assert len(files_in(worktree, state.tree)) == 2 + 8
+    assert len(await files_in(worktree, state.tree)) == 2 + 8
     assert known.git("show", f"{state.tree}:a.u") == "no mark of its order"
     assert known.git("show", f"{state.tree}:b.u") == "with one"
     assert (await worktree.look()).tree == state.tree
@@ -64,7 +64,7 @@ async def test_a_file_that_cannot_be_taken_is_named_and_the_others_are(tmp_path:
     state = await worktree.look()
 
     assert worktree.problem == "Files that cannot be read are not as the child left them: huge.u."
-    assert files_in(worktree, state.tree) == [".gitattributes", "a.txt", "src/b.txt", "z"]
+    assert await files_in(worktree, state.tree) == [".gitattributes", "a.txt", "src/b.txt", "z"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -81,7 +81,7 @@ async def test_a_file_without_rights_is_named_and_the_others_are_taken(tmp_path:
 
     assert "shut" in worktree.problem
     assert "src/b.txt" in worktree.problem
-    assert files_in(worktree, state.tree) == ["a.txt", "src/b.txt", "z"]
+    assert await files_in(worktree, state.tree) == ["a.txt", "src/b.txt", "z"]
 
 
 async def test_a_repository_inside_the_checkout_is_named(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_a_repository_inside_the_checkout_is_named(tmp_path: Path) -> None
     shutil.rmtree(worktree.root / "lib/.git")
     state = await worktree.look()
     assert worktree.problem == ""
-    assert "lib/a.py" in files_in(worktree, state.tree)
+    assert "lib/a.py" in await files_in(worktree, state.tree)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ async def test_a_pipe_that_git_would_read_holds_nothing_up(tmp_path: Path, name:
 
     state = await worktree.look()
 
-    assert "src/new" in files_in(worktree, state.tree)
+    assert "src/new" in await files_in(worktree, state.tree)
     assert (worktree.root / "pipe").exists()
 
 
@@ -131,7 +131,7 @@ async def test_a_look_goes_on_where_an_earlier_one_was_ended(tmp_path: Path) -> 
 
     state = await worktree.look()
 
-    assert "new" in files_in(worktree, state.tree)
+    assert "new" in await files_in(worktree, state.tree)
 
 
 async def test_commits_can_be_had_without_reading_the_files(tmp_path: Path) -> None:
@@ -172,5 +172,5 @@ async def test_what_a_child_leaves_out_of_its_files_is_not_removed(tmp_path: Pat
 
     state = await worktree.look()
 
-    assert files_in(worktree, state.tree) == ["other/c", "src/b.txt"]
+    assert await files_in(worktree, state.tree) == ["other/c", "src/b.txt"]
     assert await worktree.look() == state
