@@ -112,7 +112,7 @@ async def measure() -> int:
                 dirty(repository, round_)
                 git(repository, "commit", "-q", "-a", "-m", f"Round {round_}")  # so that the base is a new one
                 clone.append(git_s(repository, scratch, "clone", "-q", str(repository)))
-                state = ("--state-dir", str(scratch / f"state{round_}"))
+                state = ("--sandbox", "bwrap", "--state-dir", str(scratch / f"state{round_}"))
                 with daemons(nats.url, server.url, count=1, options=state):
                     async with connect(nats.url) as forks:
                         cold.append((await ready_s(forks, params, nats.url))[0])

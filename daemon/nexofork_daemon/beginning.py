@@ -12,8 +12,9 @@ from nexofork.engine.params import prepare, refuse_groupless
 from nexofork.engine.permissions import Gate
 from nexofork.engine.requested import answers_of, file_state_of
 from nexofork.engine.run import ForkRun
-from nexofork.errors import NeedsUnknown
+from nexofork.errors import BusError, NeedsUnknown
 from nexofork.wire.needs import unknown_needs
+from nexofork.wire.workspace import GitSpec
 from nexofork_daemon.asking import Asking
 from nexofork_daemon.deltas import DeltaFeed
 from nexofork_daemon.inboxes import NewsFirst
@@ -112,6 +113,7 @@ class Beginning:
             blobs=host.blobs,
             token=self.token,
             schema=tuple(str(tool.get("name", "")) for tool in snapshot.tools),
+            mounts=isinstance(request.workspace, GitSpec) and await self._all_read_mounted(),
         )
         bench = await at_end.enter_async_context(host.workbench.open(order))
         # What the model was told once stays what it was told, whichever host goes on.
@@ -132,6 +134,12 @@ class Beginning:
             answers=await answers_of(request, resolve),
         )
         return params, bench
+
+    async def _all_read_mounted(self) -> bool:
+        try:
+            return await self.host.peers.all_read_mounted()
+        except BusError:
+            return False  # the notice that every daemon can go on with
 
     def _resolver(self, asking: Asking) -> Resolve:
         """Fetch what travels beside the log; what is gone is asked for."""

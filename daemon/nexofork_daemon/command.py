@@ -24,7 +24,7 @@ from nexofork.config.keys import DAEMON_KEYS
 from nexofork.config.reading import read_settings
 from nexofork.config.secrets import find_provider_key
 from nexofork.economics.prices import current_prices
-from nexofork.engine.sandbox.opening import open_sandbox
+from nexofork.engine.sandbox.opening import open_sandbox, shared_folders
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.mcp_config import read_mcp_config
 from nexofork.providers.anthropic import AnthropicProvider
@@ -107,7 +107,9 @@ async def _daemon(read: Settings) -> int:
                 BuiltinTools,
                 routing,
                 sandbox=sandbox,
-                workspaces=Workspaces(StateFolder(settings.state_dir, settings.disk)),
+                workspaces=Workspaces(
+                    StateFolder(settings.state_dir, settings.disk), shared_folders(settings.sandboxing)
+                ),
             ),
             stop=stop,
             ready=lambda: _ready(health, bus, watch),

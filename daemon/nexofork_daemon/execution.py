@@ -149,6 +149,10 @@ class Execution:
                 # Over, or asked for twice: the other request's delivery is the lease.
                 await self._delivery.ack()
                 return
+            unfit = None if state.abort else await self._host.leaving.unfit(request, state, self._delivery)
+            if unfit is not None:
+                await self._leave(unfit)
+                return
             self._budget = self._host.purses.of_run(request, self.run_id, state)
             self._ledger = self._opened(request, state)
             self._mail = await self._mailbox(state)

@@ -1,8 +1,9 @@
 """Leave a run to a daemon that suits it better, and say why, once.
 
-Left runs come back every few seconds until a daemon takes them or their parent ends them. A run that needs what only
-others say they know is left for about half an hour: a daemon's key can announce anything, and a run must not wait for
-a daemon that does not exist.
+Left runs come back every few seconds until a daemon takes them or their parent ends them. One that no daemon here can
+work on is refused after a few rounds, so that its parent learns why. A run that needs what only others say they know is
+left for about half an hour: a daemon's key can announce anything, and a run must not wait for a daemon that does not
+exist.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ import logging
 from typing import TYPE_CHECKING
 
 from nexofork.wire.needs import unknown_needs
-from nexofork_daemon.workspaces import has_folder
 
 if TYPE_CHECKING:
     from nexofork.bus.peers import Peers
     from nexofork.bus.pickup import Delivery
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Requested
+    from nexofork_daemon.rebuilding import Rebuilt
+    from nexofork_daemon.workbench import Workbench
 
 __all__ = ["Leaving"]
 
 log = logging.getLogger(__name__)
 
 _FIRST_S, _LONGEST_S = 1.0, 5.0
+_ROUNDS = 3
+"""How often each other daemon may have been offered a run before it is refused."""
 _REMEMBERED = 10_000
 _MOST_LEFT = 360
 """Deliveries, five seconds apart."""
@@ -33,9 +37,11 @@ _MOST_LEFT = 360
 class Leaving:
     """What one daemon leaves to others."""
 
-    def __init__(self, provider: Provider, peers: Peers) -> None:
+    def __init__(self, provider: Provider, peers: Peers, *, workbench: Workbench, instance: str) -> None:
         self._provider = provider
         self._peers = peers
+        self._workbench = workbench
+        self._instance = instance
         self._told: set[str] = set()
 
     async def is_read_by_others(self, version: int, *, attempt: int) -> bool:
@@ -47,7 +53,7 @@ class Leaving:
         return attempt <= _MOST_LEFT and await self._peers.read(version)
 
     async def reason(self, request: Requested, *, attempt: int) -> str | None:
-        """Return why another daemon suits a run better, or None: it shares the cache, has the folder, knows the needs.
+        """Return why another daemon suits a run better, or None: it shares the cache, knows the needs.
 
         Args:
             request: What is asked for.
@@ -59,12 +65,25 @@ class Leaving:
         ours, theirs = self._provider.workspace_id, request.workspace_id
         if ours and theirs and ours != theirs and not request.allow_cache_break:
             return f"it is of the provider's workspace {theirs}, and our key is of {ours}: its cache is not ours"
-        if not await asyncio.to_thread(has_folder, request.workspace):
-            return f"its folder {getattr(request.workspace, 'path', '')!r} is not on this host"
         unknown = unknown_needs(request)
         if unknown and attempt <= _MOST_LEFT and await self._peers.know(request.needs):
             return f"it needs {', '.join(unknown)}, which a later version knows"
         return None
+
+    async def unfit(self, request: Requested, state: Rebuilt, delivery: Delivery) -> str | None:
+        """Return why a run cannot work here while another daemon may still take it, or None.
+
+        Raises:
+            BusError: NATS did not say who is there.
+        """
+        problem = await asyncio.to_thread(self._workbench.unfit, delivery.run_id, request, state)
+        if problem is None or problem.lasting:
+            return problem.reason if problem else None
+        others = await self._peers.others(self._instance)
+        # One with a free slot has had it by then; one without may be able to.
+        busy = any(peer.running >= peer.slots > 0 for peer in others)
+        rounds = _MOST_LEFT if busy else min(_ROUNDS * len(others), _MOST_LEFT)
+        return problem.reason if delivery.attempt <= rounds else None
 
     async def leave(self, delivery: Delivery, reason: str) -> None:
         """Give a request back for a while; the log says why, the first time."""

@@ -6,15 +6,16 @@ built in. A memory folder is used where it is: here if the operator says that it
 
 from __future__ import annotations
 
-import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexofork.engine.filters import build_filter, memory_folders
+from nexofork.engine.filters import build_filter, memory_folders, travelling
+from nexofork.engine.filters.paths import by_words
 from nexofork.engine.routes import NamedTools, RoutedTools
+from nexofork.engine.sandbox.folders import SharedFolders
+from nexofork.engine.sandbox.opening import shared_folders
 from nexofork.engine.tool_names import BUILTIN_TOOLS
 from nexofork.engine.tools.bubbled import BubbledTools, MemoryElsewhere, ParentsOwn
 from nexofork.engine.tools.mcp import McpServers
@@ -53,7 +54,7 @@ async def open_routing(settings: DaemonSettings, servers: Sequence[ServerSpec] =
     """
     async with McpServers(servers) as mcp:
         yield Routing(
-            shared_dirs=settings.shared_dirs,
+            shared=shared_folders(settings.sandboxing),
             tool_deadline_s=settings.tool_deadline_s,
             plugins=load_plugins(),
             mcp=mcp,
@@ -66,12 +67,12 @@ class Routing:
     def __init__(
         self,
         *,
-        shared_dirs: Sequence[str] = (),
+        shared: SharedFolders | None = None,
         tool_deadline_s: float = 300.0,
         plugins: Sequence[Plugin] = (),
         mcp: McpServers | None = None,
     ) -> None:
-        self._shared = tuple(Path(folder).resolve() for folder in shared_dirs)
+        self._shared = shared or SharedFolders()
         self._tool_deadline_s = tool_deadline_s
         self._plugins = plugins
         self._mcp = mcp
@@ -85,6 +86,7 @@ class Routing:
         request = order.request
         elsewhere = self._elsewhere(order)
         tool_filter = build_filter(request.filters, elsewhere=elsewhere)
+        self._refuse_moved(tool_filter, elsewhere)
         routes: list[Route] = [NamedTools(builtin, getattr(builtin, "names", BUILTIN_TOOLS))]
         bubbled = None
         if request.parent_tools is not None:
@@ -95,7 +97,7 @@ class Routing:
                 their_names={ours: theirs for theirs, ours in request.tool_names.items()},
             )
             routes = [
-                MemoryElsewhere(bubbled, elsewhere, cwd=place.cwd),
+                MemoryElsewhere(bubbled, elsewhere, cwd=place.shown_cwd),
                 *routes,
                 ParentsOwn(bubbled, asked=order.state.bubbled),
             ]
@@ -117,13 +119,23 @@ class Routing:
         request = order.request
         folders = [folder for folder in memory_folders(request.filters) if not self._is_shared(folder)]
         if folders and not (request.parent_tools and request.parent_tools.files):
-            shared = ", ".join(map(str, self._shared)) or "none"
+            shared = ", ".join(map(str, self._shared.roots)) or "none"
             raise ForkRefused(
                 f"The memory folder {folders[0]!r} is not a folder on this host that is shared (--shared-dir; shared "
                 f"are: {shared}), and the parent does not serve it. Fork with `connect`, which does, or share it."
             )
         return folders
 
+    def _refuse_moved(self, tool_filter: ToolFilter, elsewhere: Sequence[str]) -> None:
+        """Refuse a filter for a folder that became a link to another one since it was looked at."""
+        there = set(map(by_words, elsewhere))
+        for folder in memory_folders(travelling(tool_filter)):
+            if folder not in there and not self._is_shared(folder):
+                raise ForkRefused(f"The memory folder {folder!r} is not in a folder that is shared (--shared-dir).")
+
     def _is_shared(self, folder: str) -> bool:
-        found = Path(os.path.realpath(folder))
-        return any(shared == found or shared in found.parents for shared in self._shared)
+        try:
+            with self._shared.opened(folder):
+                return True
+        except (ForkRefused, FileNotFoundError):
+            return False

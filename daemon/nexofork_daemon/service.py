@@ -96,7 +96,9 @@ async def run_daemon(
         clock=board.clock,
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
-        leaving=Leaving(provider, Peers(bus, pool=settings.pool)),
+        leaving=Leaving(
+            provider, Peers(bus, pool=settings.pool), workbench=workbench, instance=settings.instance
+        ),
         purses=Purses(bus, pool=settings.pool),
         ledger=DaemonLedger(bus, identity),
     )
@@ -283,6 +285,7 @@ class _Service:
             sandbox=self._host.workbench.sandbox.name,
             reads=REQUEST_VERSION,
             knows=list(KNOWN_NEEDS),
+            reads_mounted=True,
         )
         try:
             await self._board.announce(presence)

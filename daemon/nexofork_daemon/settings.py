@@ -49,7 +49,7 @@ class DaemonSettings:
     tool_deadline_s: float = 300.0
     """How long to wait for a tool that the parent runs; a request may shorten it."""
     shared_dirs: tuple[str, ...] = ()
-    """Folders that are the same ones here and at the parents: memory folders in them are used here."""
+    """Folders that are the same ones here and at the parents: memory folders and `path` workspaces are used here."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Where runs get folders of their own."""
     sandbox: str = "auto"

@@ -11,7 +11,6 @@ from nexofork.engine.filters import AllowAllFilter
 from nexofork.engine.filters.audit import begin_audit
 from nexofork.engine.sandbox.opening import NoSandbox
 from nexofork.engine.tools.place import Place
-from nexofork.wire.workspace import PathSpec
 from nexofork_daemon.routing import Routing
 from nexofork_daemon.workspaces import NoWorkspace
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from nexofork_daemon.journal import LogJournal
     from nexofork_daemon.rebuilding import Rebuilt
     from nexofork_daemon.request import Resolve
-    from nexofork_daemon.workspaces import Workspaces
+    from nexofork_daemon.workspaces import Unfit, Workspaces
 
 __all__ = ["RunBench", "RunOrder", "Workbench"]
 
@@ -52,6 +51,8 @@ class RunOrder:
     """Thrown when the run is aborted, handed over or lost."""
     schema: tuple[str, ...] = ()
     """What the parent's schema calls its tools."""
+    mounts: bool = False
+    """Whether the child may be told that its checkout is at the parent's paths: every daemon could go on with that."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,6 +106,10 @@ class Workbench:
         """Keep things tidy as long as the daemon serves; ends with its task."""
         await self._workspaces.tend()
 
+    def unfit(self, run_id: str, request: Requested, state: Rebuilt) -> Unfit | None:
+        """Return why a run cannot work on this host, or None; looks at files."""
+        return self._workspaces.unfit(run_id, request.workspace, state, self.sandbox)
+
     @asynccontextmanager
     async def open(self, order: RunOrder) -> AsyncIterator[RunBench]:
         """Give a run its tools; all that was set up is taken down at the end.
@@ -114,15 +119,22 @@ class Workbench:
             BusError: Something it needs could not be fetched.
         """
         async with AsyncExitStack() as at_end:
-            workspace = await at_end.enter_async_context(self._workspaces.open(order))
-            named = isinstance(order.request.workspace, PathSpec)
-            wanted = Place(cwd=workspace.cwd, named=named, writable=workspace.writable, protected=workspace.protected)
+            workspace = await at_end.enter_async_context(self._workspaces.open(order, self.sandbox))
+            wanted = Place(
+                cwd=workspace.cwd,
+                named=workspace.opened is not None,
+                opened=workspace.opened,
+                writable=workspace.writable,
+                protected=workspace.protected,
+                checkout=workspace.checkout,
+                shared=self._workspaces.shared.roots,
+            )
             place = await at_end.enter_async_context(self.sandbox.open(wanted, name=order.run_id))
             routed = await self._routing.routed(order, place, self._builtin(place))
             audit = await begin_audit(order.run_id, routed.tool_filter, [place.cwd] if place.cwd else [])
             yield RunBench(
                 tools=routed.tools,
-                cwd=place.cwd,
+                cwd=place.shown_cwd,
                 tool_filter=routed.tool_filter,
                 audit=audit,
                 notes=workspace.notes,

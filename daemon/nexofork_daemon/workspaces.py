@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexofork.core.boilerplate import worktree_notice
 from nexofork.engine.abort import AbortReason
 from nexofork.engine.mailbox import Letter
+from nexofork.engine.sandbox.folders import SharedFolders
+from nexofork.engine.sandbox.view import plain_path
+from nexofork.engine.tools.place import Checkout
 from nexofork.engine.workspace.bundles import BadBundle, decode_bundle
 from nexofork.engine.workspace.git import GitFailed
 from nexofork.engine.workspace.repository import git_in, make_repository, take_pack
@@ -31,12 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from nexofork.engine.result import ForkResult
+    from nexofork.engine.sandbox.opening import Sandbox
     from nexofork.wire.messages import BlobRef
     from nexofork.wire.workspace import TreeState
+    from nexofork_daemon.rebuilding import Rebuilt
     from nexofork_daemon.state_folder import StateFolder
     from nexofork_daemon.workbench import RunOrder
 
-__all__ = ["NoWorkspace", "RunWorkspace", "Workspaces", "has_folder"]
+__all__ = ["NoWorkspace", "RunWorkspace", "Unfit", "Workspaces"]
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +51,24 @@ _GROWS = 3
 """How much larger a checkout is than the bundles it comes from, at least."""
 
 
-def has_folder(order: PathSpec | GitSpec | None) -> bool:
-    """Whether this host has what a run works in; a repository can be had everywhere."""
-    return not isinstance(order, PathSpec) or Path(order.path).is_dir()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """Why a run cannot work on this host."""
+
+    reason: str
+    lasting: bool = False
+    """Whether the run waits for a daemon that suits it; else it is refused when there is none."""
 
 
 class NoWorkspace:
     """A run that works wherever the daemon, or a shared folder, is."""
 
-    def __init__(self, cwd: Path | None = None) -> None:
+    def __init__(self, cwd: Path | None = None, *, opened: int | None = None) -> None:
         self.cwd = cwd
+        self.opened = opened
+        """A descriptor of `cwd`, where the request named it."""
+        self.checkout: Checkout | None = None
+        """What comes back to the parent."""
         self.writable: tuple[Path, ...] = ()
         """What tools may change beside `cwd`."""
         self.protected: tuple[Path, ...] = ()
@@ -79,15 +93,17 @@ class NoWorkspace:
 class RunWorkspace(NoWorkspace):
     """One run's checkout of its parent's repository."""
 
-    def __init__(self, order: RunOrder, spec: GitSpec, worktree: Worktree, state: StateFolder, folder: Path) -> None:
+    def __init__(
+        self, order: RunOrder, spec: GitSpec, worktree: Worktree, state: StateFolder, *, mounted: bool
+    ) -> None:
         super().__init__(worktree.cwd)
+        self.checkout = Checkout(root=worktree.root, known_as=_known_as(spec), mounted=mounted)
         self.writable = (worktree.root,)
         self.protected = worktree.protected
         self._order = order
         self._spec = spec
         self._worktree = worktree
         self._state = state
-        self._folder = folder
         last = order.state.checkpoints[-1] if order.state.checkpoints else None
         self._kept: TreeState | None = last.state if last else None
         self._lacking = last.problem if last else ""
@@ -95,13 +111,15 @@ class RunWorkspace(NoWorkspace):
 
     def translated(self, paths: Mapping[str, str]) -> dict[str, str]:
         """Return what the parent has seen of files, by the paths they have in the checkout."""
-        return {self._path(path): digest for path, digest in paths.items()}
+        return {path: digest for given, digest in paths.items() for path in self._paths(given)}
 
-    def _path(self, path: str) -> str:
+    def _paths(self, path: str) -> list[str]:
+        assert self.checkout is not None
+        here = self.checkout.known_as if self.checkout.mounted else (str(self._worktree.root),)
         for root in (self._spec.root, self._spec.real_root):
             if root and path.startswith(root + "/"):
-                return f"{self._worktree.root}{path[len(root) :]}"
-        return path
+                return [one + path[len(root) :] for one in here]
+        return [path]
 
     async def announce(self) -> None:
         """Decide what the child is told, and put it on the log before the model sees it.
@@ -109,20 +127,31 @@ class RunWorkspace(NoWorkspace):
         Raises:
             BusError: The run is lost, or NATS was not reached.
         """
-        recorded, root = self._order.state.workspace, str(self._worktree.root)
-        history = self._order.state.history
-        notice = recorded.notice if recorded and history else _notice(self._spec, root, str(self.cwd))
+        recorded, history = self._order.state.workspace, self._order.state.history
+        mounted, epoch = self.checkout is not None and self.checkout.mounted, self._order.journal.epoch
+        root = _known_as(self._spec)[0] if mounted else str(self._worktree.root)
+        notice = recorded.notice if recorded and history else self._notice(root, mounted=mounted)
         self.notes = (notice,)
-        if recorded and (recorded.root, recorded.notice) == (root, notice):
-            return
         if recorded and history and history[-1].reply.stop_reason == "tool_use":
-            moved = (
-                f"Your work goes on in another place: what was in {recorded.root} is in {root} now. "
-                f"Read every path under {recorded.root} as the same path under {root}. {self._lacking}"
-            )
-            self.letter = Letter(id=f"workspace-{self._order.journal.epoch}", text=moved.rstrip())
-        epoch = self._order.journal.epoch
-        await self._order.journal.append(WorkspaceReady(epoch=epoch, at=time.time(), root=root, notice=notice))
+            words = f"Your work goes on on another host, at the same path. {self._lacking}" if self._lacking else ""
+            if recorded.root != root:
+                words = (
+                    f"Your work goes on in another place: what was in {recorded.root} is in {root} now. "
+                    f"Read every path under {recorded.root} as the same path under {root}. {self._lacking}"
+                )
+            self.letter = Letter(id=f"workspace-{epoch}", text=words.rstrip()) if words else None
+        ready = WorkspaceReady(epoch=epoch, at=time.time(), root=root, notice=notice, mounted=mounted)
+        if not recorded or (recorded.root, recorded.notice, recorded.mounted) != (root, notice, mounted):
+            await self._order.journal.append(ready)
+
+    def _notice(self, root: str, *, mounted: bool) -> str:
+        spec, folder = self._spec, self._worktree.cwd.relative_to(self._worktree.root)
+        words = [worktree_notice(root if mounted else spec.root, None if mounted else root)]
+        if folder != Path():
+            words.append(f"Commands start in {root}/{folder}.")
+        if spec.commit != spec.head and spec.work is None:
+            words.append("What was not committed there is the newest commit here, so `git show` shows it.")
+        return " ".join([*words, *spec.notes])
 
     async def worked(self, turn: int) -> None:
         """Put what the checkout has become on the log.
@@ -132,7 +161,7 @@ class RunWorkspace(NoWorkspace):
             GitFailed: It cannot be read.
             BusError: It could not be stored.
         """
-        await self._state.check_use(self._folder)
+        await self._state.check_use(self._worktree.root.parent)
         if not self._order.request.skip_transcript:
             await self._order.journal.write(await self._checkpoint(turn))
 
@@ -209,8 +238,10 @@ class RunWorkspace(NoWorkspace):
 class Workspaces:
     """One daemon's workspaces."""
 
-    def __init__(self, state: StateFolder) -> None:
+    def __init__(self, state: StateFolder, shared: SharedFolders | None = None) -> None:
         self._state = state
+        self.shared = shared or SharedFolders()
+        """What a request may name."""
 
     async def start(self) -> None:
         """Make the place for them, and remove what dead daemons left there."""
@@ -222,8 +253,36 @@ class Workspaces:
             await asyncio.sleep(_COLLECT_EVERY_S)
             await asyncio.to_thread(self._state.collect)
 
+    def unfit(self, run_id: str, spec: PathSpec | GitSpec | None, state: Rebuilt, sandbox: Sandbox) -> Unfit | None:
+        """Return why a run cannot work here, or None; looks at files."""
+        match spec:
+            case None:
+                return None
+            case PathSpec():
+                try:
+                    with self.shared.opened(spec.path):
+                        return None
+                except ForkRefused as exc:
+                    return Unfit(reason=str(exc))
+                except FileNotFoundError:
+                    return Unfit(reason=f"its folder {spec.path!r} is not on this host", lasting=True)
+            case GitSpec():
+                if _told_mounted(state) and not _mounts(spec, sandbox):
+                    reason = f"its child sees its checkout at {spec.root!r}, where no sandbox can show it on this host"
+                    return Unfit(reason=reason, lasting=True)
+                reached = None if _mounts(spec, sandbox) else self._reached(run_id, spec, sandbox)
+                return Unfit(reason=_in_the_way(reached, sandbox)) if reached else None
+
+    def _reached(self, run_id: str, spec: GitSpec, sandbox: Sandbox) -> str | None:
+        """Return the parent's root if commands here would find something else there than the checkout."""
+        own = os.path.realpath(self._state.root / "runs" / run_id / "work")
+        for root in filter(os.path.isabs, (spec.root, spec.real_root)):
+            if sandbox.shows(plain_path(root) or root) and os.path.realpath(root) != own:
+                return root
+        return None
+
     @asynccontextmanager
-    async def open(self, order: RunOrder) -> AsyncIterator[NoWorkspace]:
+    async def open(self, order: RunOrder, sandbox: Sandbox) -> AsyncIterator[NoWorkspace]:
         """Set up a run's workspace; at the end it is removed.
 
         Raises:
@@ -231,16 +290,29 @@ class Workspaces:
             BusError: A bundle could not be fetched, or the run is lost.
         """
         spec = order.request.workspace
-        match spec:
-            case None:
-                yield NoWorkspace()
-            case PathSpec():
-                yield NoWorkspace(_existing(Path(spec.path)))
-            case GitSpec():
-                async with AsyncExitStack() as at_end:
-                    yield await self._git(order, spec, at_end)
+        problem = await asyncio.to_thread(self.unfit, order.run_id, spec, order.state, sandbox)
+        if problem is not None:
+            raise ForkRefused(problem.reason)
+        async with AsyncExitStack() as at_end:
+            match spec:
+                case None:
+                    yield NoWorkspace()
+                case PathSpec():
+                    yield self._path(spec, at_end)
+                case GitSpec():
+                    mounted = _told_mounted(order.state)
+                    if mounted is None:
+                        mounted = order.mounts and _mounts(spec, sandbox)
+                    yield await self._git(order, spec, at_end, mounted=mounted)
 
-    async def _git(self, order: RunOrder, spec: GitSpec, at_end: AsyncExitStack) -> RunWorkspace:
+    def _path(self, spec: PathSpec, at_end: AsyncExitStack) -> NoWorkspace:
+        try:
+            path, descriptor = at_end.enter_context(self.shared.opened(spec.path))
+        except FileNotFoundError as exc:
+            raise ForkRefused(f"The workspace {spec.path} has gone from this host since the run was claimed.") from exc
+        return NoWorkspace(path, opened=descriptor)
+
+    async def _git(self, order: RunOrder, spec: GitSpec, at_end: AsyncExitStack, *, mounted: bool) -> RunWorkspace:
         thin = spec.thin.size if spec.thin else 0
         self._state.check_room(_GROWS * (spec.bundle.size + thin))
 
@@ -261,15 +333,39 @@ class Workspaces:
             await worktree.set_up(base / "objects", bundles, kept[-1].state if kept else None)
         except (GitFailed, BadBundle, OSError) as exc:
             raise ForkRefused(f"The workspace cannot be set up: {exc}") from exc
-        workspace = RunWorkspace(order, spec, worktree, self._state, folder)
+        workspace = RunWorkspace(order, spec, worktree, self._state, mounted=mounted)
         await workspace.announce()
         return workspace
 
 
-def _existing(path: Path) -> Path:
-    if not path.is_dir():
-        raise ForkRefused(f"The workspace {path} has gone from this host since the run was claimed.")
-    return path
+def _known_as(spec: GitSpec) -> tuple[str, ...]:
+    """Return the parent's paths of its repository that a file could have here."""
+    return tuple(dict.fromkeys(filter(None, map(plain_path, (spec.root, spec.real_root)))))
+
+
+def _mounts(spec: GitSpec, sandbox: Sandbox) -> bool:
+    """Whether the checkout can be seen at all of the parent's paths."""
+    usable = all(map(plain_path, filter(None, (spec.root, spec.real_root))))
+    return usable and sandbox.mounts_at(_known_as(spec))
+
+
+def _told_mounted(state: Rebuilt) -> bool | None:
+    """Return which of the two notices the child has; None while it has none."""
+    return state.workspace.mounted if state.workspace and state.history else None
+
+
+def _in_the_way(root: str, sandbox: Sandbox) -> str:
+    if sandbox.name == "none":
+        return (
+            f"The parent's repository {root} is on this host too, and commands run here without a sandbox: one that "
+            "names a file by its path would change the parent's file and not the checkout's. Start the daemon with "
+            "--sandbox bwrap, run it on another host, or share the folder with --shared-dir and fork with a `path` "
+            "workspace, which is worked in in place."
+        )
+    return (
+        f"The parent's repository is at {root}, where a run finds files of this host's system and no checkout can be "
+        "mounted. Fork from a clone of it in another folder, such as one below /home."
+    )
 
 
 def _base_name(spec: GitSpec) -> str:
@@ -278,12 +374,3 @@ def _base_name(spec: GitSpec) -> str:
         return spec.base
     cut = hashlib.sha256(" ".join(sorted(spec.shallow)).encode()).hexdigest()
     return f"{spec.base}-{cut[:16]}"
-
-
-def _notice(spec: GitSpec, root: str, cwd: str) -> str:
-    words = [worktree_notice(spec.root, root)]
-    if cwd != root:
-        words.append(f"Commands start in {cwd}.")
-    if spec.commit != spec.head and spec.work is None:
-        words.append("What was not committed there is the newest commit here, so `git show` shows it.")
-    return " ".join([*words, *spec.notes])

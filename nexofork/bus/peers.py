@@ -50,6 +50,22 @@ class Peers:
         wanted = set(needs)
         return any(wanted <= set(peer.knows) for peer in await self._working())
 
+    async def all_read_mounted(self) -> bool:
+        """Whether no daemon takes work that would go on wrongly with a checkout at the parent's paths.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        return all(peer.reads_mounted for peer in await self._working())
+
+    async def others(self, instance: str) -> list[Presence]:
+        """Return the daemons that take work, without one of them.
+
+        Raises:
+            BusError: NATS did not answer.
+        """
+        return [peer for peer in await self._working() if peer.daemon.instance != instance]
+
     async def too_old_for(self, version: int) -> list[Presence]:
         """Return those who take work and cannot read requests of this version.
 

@@ -95,7 +95,7 @@ async def _content(message: wire.Requested | wire.AbortEvent | wire.Report, blob
         case wire.ToolFinished():
             return {"block": _parsed(await blobs.resolve(message.block))}
         case wire.WorkspaceReady():
-            return {"root": message.root, "notice": message.notice}
+            return {"root": message.root, "mounted": message.mounted, "notice": message.notice}
         case wire.Checkpoint():
             bundle = message.bundle.model_dump(mode="json") if message.bundle else None
             return {"state": message.state.model_dump(mode="json"), "bundle": bundle}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from nexofork.bus.credentials import LOCAL
@@ -105,9 +106,10 @@ class Queue:
         if not able and not self._told:  # others asked meanwhile
             self._told = True
             log.warning(
-                "run %s waits: no daemon that could take it is there in pool %r; start one with `nexofork daemon`",
+                "run %s waits: no daemon that could take it is there in pool %r; start one with `nexofork daemon%s`",
                 run.record.run_id,
                 self._settings.pool,
+                _sharing(params),
             )
 
     async def _until_readable(self, request: Requested) -> None:
@@ -141,13 +143,11 @@ class Queue:
         Raises:
             BusError: NATS did not answer.
         """
-        workspace_id, workspace = params.cache_safe.workspace_id, params.workspace
+        workspace_id = params.cache_safe.workspace_id
         daemons = await self._board.daemons(self._settings.pool)
         able = [daemon for daemon in daemons if not workspace_id or daemon.workspace_id in (None, workspace_id)]
-        if isinstance(workspace, PathWorkspace) or (
-            isinstance(workspace, ShippedWorkspace) and isinstance(workspace.spec, PathSpec)
-        ):
-            # One with a free slot would have taken it, if it had the folder.
+        if _sharing(params):
+            # One with a free slot would have taken it, if it shared the folder.
             able = [daemon for daemon in able if _is_busy(daemon)]
         return able
 
@@ -180,8 +180,7 @@ class Queue:
         error = (
             f"No daemon took the run within {self._settings.queue_limit_s:g} s: none that could is there in pool "
             f"{self._settings.pool!r}, and about {await run.waiting()} requests are waiting. "
-            "Start one with `nexofork daemon` and a key of the parent's workspace"
-            f"{', where the folder of its workspace is' if params.workspace else ''}."
+            f"Start one with `nexofork daemon{_sharing(params)}` and a key of the parent's workspace."
         )
         await run.abort(error)
         if run.claimed.is_set():
@@ -196,6 +195,15 @@ class Queue:
             error=error,
         )
         run.record.add(ForkEnded(result=result))
+
+
+def _sharing(params: ForkParams) -> str:
+    """Return the option that shares the folder a run works in; empty where it names none."""
+    match params.workspace:
+        case PathWorkspace(path) | ShippedWorkspace(spec=PathSpec(path=path)):
+            return f" --shared-dir {os.fspath(path)}"
+        case _:
+            return ""
 
 
 async def _claimed(run: RemoteRun, *, within_s: float | None) -> bool:

@@ -223,8 +223,8 @@ DAEMON_KEYS = (
         kind=kinds.folders(),
         flag="--shared-dir",
         default=(),
-        help="A folder that is the same one here and at the parents: memory folders in it are used here, and `path` "
-        "workspaces may lie in it even where the daemon's home is around it.",
+        help="A folder that is the same one here and at the parents. Memory folders in it are used here, and a `path` "
+        "workspace has to be in one; a link that leads out of it is not followed.",
     ),
     Key(
         path="tools.mcp_config",

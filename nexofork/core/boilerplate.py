@@ -74,8 +74,19 @@ def check_directive(directive: str) -> None:
         ) from exc
 
 
-def worktree_notice(parent_root: str, child_root: str) -> str:
-    """Return what a child in its own worktree has to know; it goes behind the directive."""
+def worktree_notice(parent_root: str, child_root: str | None) -> str:
+    """Return what a child in its own worktree has to know; it follows the directive.
+
+    Args:
+        parent_root: The parent's root.
+        child_root: Where the child has it; None where that is the parent's own path.
+    """
+    if child_root is None:
+        return (
+            f"You work in a checkout of your own of the repository in {parent_root}, at the same path: every path "
+            f"above is right as it stands. Read a file again before you edit it; it may differ from what was shown "
+            f"above. Only what is under {parent_root} is returned; files elsewhere are scratch."
+        )
     return (
         f"The conversation above took place in {parent_root}. You work in {child_root}: another checkout of the same "
         f"repository with the same layout. Read every path under {parent_root} as the same path under {child_root}, "

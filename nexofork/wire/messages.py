@@ -299,6 +299,8 @@ class WorkspaceReady(_Report):
     """Where it is now."""
     notice: str = ""
     """What the child is told of it, behind its directive: the same on every daemon, whatever the root is there."""
+    mounted: bool = False
+    """Whether the child sees it at the parent's own paths: then the notice says that they are right as they stand."""
 
 
 class Checkpoint(_Report):
@@ -354,6 +356,9 @@ class Presence(Message):
     """The newest version of a request that it can run."""
     knows: list[str] = Field(default_factory=list, max_length=1_000)
     """What a request may need of it."""
+    reads_mounted: bool = False
+    """Whether it goes on with a child that sees its checkout at the parent's paths as that child was told, or leaves
+    the run to a daemon that can."""
 
 
 class Warming(Message):

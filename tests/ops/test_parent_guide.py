@@ -13,6 +13,7 @@ from nexofork.bus.embedded import EmbeddedServer
 from tests.support.conversation import AGENT, BASH, KEY, call, request, says
 from tests.support.guides import Reader, blocks, commands
 from tests.support.repositories import Repo
+from tests.support.sandboxes import needs_bubblewrap
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,7 @@ def functions() -> dict[str, Any]:
     return names
 
 
+@needs_bubblewrap
 async def test_the_commands_of_the_guide_run_in_order(sim: Simulator, parent: Parent, tmp_path: Path) -> None:
     """Fork, wait, wake, fetch, message, abort, explain: each succeeds on a server and a daemon of one machine."""
     repo = await asyncio.to_thread(Repo, tmp_path / "repo")
@@ -51,7 +53,7 @@ async def test_the_commands_of_the_guide_run_in_order(sim: Simulator, parent: Pa
         EmbeddedServer() as server,
         Reader(folder=tmp_path, replaced=acted, environment={**provider, "NATS_URL": server.url}) as reader,
     ):
-        await reader.follow(f"nexofork daemon --sandbox none --name d1 --state-dir {tmp_path / 'state'}")
+        await reader.follow(f"nexofork daemon --sandbox bwrap --name d1 --state-dir {tmp_path / 'state'}")
         for command in commands("parent-guide.md"):
             await reader.follow(command)
 
@@ -81,10 +83,11 @@ async def test_the_fan_out_returns_every_result(fleet: Fleet, sim: Simulator) ->
     assert len(done) == 2
 
 
+@needs_bubblewrap
 async def test_a_checkout_comes_back_as_a_ref(fleet: Fleet, tmp_path: Path) -> None:
     """The guide's repository example fetches what the child did."""
     repo = await asyncio.to_thread(Repo, tmp_path / "repo")
-    await fleet.daemon()
+    await fleet.daemon(sandbox="bwrap")
     works = says("Fix the tests and commit.", {"tools": [call(command=FIX)]}, DONE)
     [example] = [block.text for block in blocks("parent-guide.md") if "in_their_own_checkout" in block.text]
     names: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from tests.support.conversation import call, says
 from tests.support.fleet import asked, epochs, finals, lines_in
 from tests.support.previous import Previous
 from tests.support.repositories import Repo
+from tests.support.sandboxes import needs_bubblewrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,13 +145,14 @@ def needing(need: str, folder: Path) -> dict[str, Any]:
     return NEEDING.get(need) or {"workspace": GitWorkspace(Repo(folder).path)}
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize("need", [*NEEDING, "workspace"])
 async def test_a_run_that_an_old_daemon_would_refuse_waits_until_it_is_replaced(
     fleet: Fleet, previous: Previous, tmp_path: Path, need: str
 ) -> None:
     """Its parent keeps it back while a daemon is there that would end it unread; then it runs in full."""
     old = await previous.daemon("old")
-    await fleet.daemon("new")
+    await fleet.daemon("new", sandbox="bwrap")
     chosen = await asyncio.to_thread(needing, need, tmp_path / "repo")
     async with fleet.connect() as forks:
         plain = await forks.fork(await fleet.params(says("fern", DONE)))

@@ -23,7 +23,7 @@ from nexofork import AnthropicProvider, CacheSafeParams, ForkParams, ForkStatus,
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.client.fleet import FleetSettings, connect
 from nexofork.engine.dispatch import ToolOutcome
-from nexofork.engine.sandbox.opening import open_sandbox
+from nexofork.engine.sandbox.opening import open_sandbox, shared_folders
 from nexofork.engine.tool_names import BUILTIN_TOOLS
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.mcp_config import read_mcp_config
@@ -98,7 +98,7 @@ async def be_daemon(spec: dict[str, Any]) -> None:
         open_bus(bus_settings) as bus,
         AnthropicProvider.from_env(base_url=spec["base_url"], api_key=spec["key"], retry=QUICK) as llm,
     ):
-        workspaces = Workspaces(StateFolder(settings.state_dir, settings.disk))
+        workspaces = Workspaces(StateFolder(settings.state_dir, settings.disk), shared_folders(settings.sandboxing))
         await run_daemon(
             settings,
             bus=bus,

@@ -5,9 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["Repo", "fingerprint", "tree_of"]
+from nexofork.engine.workspace import ShippedWorkspace
+
+if TYPE_CHECKING:
+    from nexofork import ForkParams
+    from nexofork.client.fleet import NatsForkSubagent
+
+__all__ = ["ELSEWHERE", "Repo", "fingerprint", "from_elsewhere", "tree_of"]
+
+ELSEWHERE = "/elsewhere/repo"
+"""Where a parent on another host has its repository; there is no such folder here."""
 
 _WHO = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
 
@@ -66,6 +77,14 @@ class Repo:
     def show(self, revision: str, path: str) -> str:
         """A file as it is in a commit."""
         return self.git("show", f"{revision}:{path}")
+
+
+async def from_elsewhere(forks: NatsForkSubagent, params: ForkParams, **spec: str) -> ForkParams:
+    """The same fork as a parent on another host would ask for it, with its repository at `ELSEWHERE`."""
+    shipped = await forks.shipped(params)
+    assert isinstance(shipped.workspace, ShippedWorkspace)
+    moved = shipped.workspace.spec.model_copy(update={"root": ELSEWHERE, "real_root": "", **spec})
+    return replace(shipped, workspace=ShippedWorkspace(spec=moved))
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[str, int, int]]:

@@ -7,7 +7,9 @@ and removes no mounts, so it cannot be put aside and made anew.
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,19 +19,21 @@ from nexofork.engine.sandbox.enclosure import Enclosure
 from nexofork.engine.sandbox.folders import REMOVE, run_folder
 from nexofork.engine.sandbox.meter import DiskMeter
 from nexofork.engine.sandbox.system import GID, UID, copy_etc, system_links, system_mounts
-from nexofork.engine.sandbox.view import Mount, View, within
+from nexofork.engine.sandbox.view import Mount, View, parent_aliases, within
 from nexofork.engine.tools.commands import Limits, Output, run_command
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from nexofork.engine.tools.place import Place
+    from nexofork.engine.tools.place import Checkout, Place
 
 __all__ = ["Bubblewrap"]
 
 _REMOVE_S = 30.0
 _SCRATCH = (("/tmp", "tmp"), ("/dev/shm", "shm"))
+_SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/run", "/boot")
+_TOP = ("/", "/tmp", "/home", "/root", "/var")
 _APART = (
     *("--unshare-user", "--uid", str(UID), "--gid", str(GID), "--cap-drop", "ALL"),
     *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "fork"),
@@ -55,6 +59,8 @@ class Bubblewrap:
     limits: Limits
     disk_bytes: int
     """What a run may write."""
+    bind_fd: bool = True
+    """Whether it can mount what a descriptor leads to; without that, a path is resolved anew for each command."""
     disable_userns: bool = True
     """Whether commands are kept from making user namespaces of their own; older versions cannot do that."""
 
@@ -90,26 +96,57 @@ class Bubblewrap:
                 removing = Limits(time_s=_REMOVE_S)
                 await run_command((*REMOVE, str(folder)), output=Output(1000), limits=removing)
 
+    def mounts_at(self, paths: Sequence[str]) -> bool:
+        """Whether a checkout can be seen at all these paths, which have no ``..`` and the like."""
+        state = str(self.folder.parent.parent)
+        taken = (*_SYSTEM, *self.read, state, os.path.realpath(sys.base_prefix))
+        return (
+            bool(paths)
+            and all(path not in _TOP and not path.startswith("/lib") for path in paths)
+            and not any(_touch(path, one) for path in paths for one in taken)
+            and not any(_touch(*pair) for pair in itertools.combinations(paths, 2))
+        )
+
+    def shows(self, path: str) -> bool:
+        """Whether every run sees something at an absolute path, whatever it works in."""
+        if path in ("/", "/tmp") or within(path, "/proc") or within(path, "/dev"):
+            return True
+        return any(
+            within(path, mount.inside) and os.path.lexists(mount.outside + path[len(mount.inside) :])
+            for mount in (*self._fixed_mounts(), *_link_mounts())
+        )
+
     def _placed(self, place: Place, folder: Path) -> Place:
-        cwd = Path(os.path.realpath(place.cwd)) if place.cwd is not None else folder / "work"
-        writable = list(dict.fromkeys(os.path.realpath(path) for path in (cwd, *place.writable)))
+        cwd = place.cwd if place.cwd is not None else folder / "work"
+        if place.opened is None:  # else it was checked as it is, and may have become a link since
+            cwd = Path(os.path.realpath(cwd))
+        given = list(dict.fromkeys((str(cwd), *map(os.path.realpath, place.writable))))
+        writable = [path for path in given if not any(path != one and within(path, one) for one in given)]
         protected = [os.path.realpath(path) for path in place.protected]
         self._refuse(writable, protected)
         if place.named:
             self._refuse_hidden(str(cwd))
-        view = self._view(folder, writable, protected)
+        seen = self._seen(place.checkout)
+        view = self._view(folder, writable, protected, seen)
         for mount in view.mounts:
             if mount.writable and not os.path.lexists(mount.outside):
                 os.mkdir(mount.outside, mode=0o700)  # on the way to another mount, in a folder of the run's own
         enclosure = Enclosure(
             program=self.program,
-            options=self._options(view),
-            view=View([*view.mounts, *(Mount(inside=link, outside=link) for link in system_links())]),
-            cwd=cwd,
-            own=(*writable, "/tmp"),
+            options=self._options(view, place),
+            descriptors=() if place.opened is None or not self.bind_fd else (place.opened,),
+            view=View([*view.mounts, *_link_mounts()], seen.aliases),
+            cwd=Path(seen.at(str(cwd))[0]),
+            own=(*(inside for path in writable for inside in seen.at(path)), "/tmp"),
             meter=DiskMeter([*writable, str(folder)], limit=self.disk_bytes),
         )
         return replace(place, cwd=cwd, sandbox=enclosure, limits=self.limits)
+
+    def _seen(self, checkout: Checkout | None) -> _Seen:
+        mounts = checkout is not None and self.mounts_at(checkout.known_as)
+        if checkout and checkout.mounted and not mounts:
+            raise ForkRefused(f"A checkout cannot be seen at {' and '.join(checkout.known_as)} in the sandbox.")
+        return _Seen(checkout, mounts=mounts)
 
     def _refuse(self, writable: Iterable[str], protected: Iterable[str]) -> None:
         for path in (*writable, *protected):
@@ -130,15 +167,18 @@ class Bubblewrap:
                     "Its operator can share a folder in there with --shared-dir."
                 )
 
-    def _view(self, folder: Path, writable: Iterable[str], protected: Iterable[str]) -> View:
+    def _fixed_mounts(self) -> list[Mount]:
+        """What every run sees of the host."""
+        etc = Mount(inside="/etc", outside=str(self.folder / "etc"))
+        return [*system_mounts(), etc, *(Mount(inside=path, outside=path) for path in self.read)]
+
+    def _view(self, folder: Path, writable: Iterable[str], protected: Iterable[str], seen: _Seen) -> View:
         tmp, shm = (Mount(inside=path, outside=str(folder / name), writable=True) for path, name in _SCRATCH)
         mounts = [
-            *system_mounts(),
-            Mount(inside="/etc", outside=str(self.folder / "etc")),
-            *(Mount(inside=path, outside=path) for path in self.read),
+            *self._fixed_mounts(),
             *(tmp, shm),
-            *(Mount(inside=path, outside=path, writable=True) for path in writable),
-            *(Mount(inside=path, outside=path) for path in protected),
+            *(Mount(inside=one, outside=path, writable=True) for path in writable for one in seen.at(path)),
+            *(Mount(inside=one, outside=path) for path in protected for one in seen.at(path)),
         ]
         mounts += [mask for hidden in self.hidden for mask in self._masks(hidden, mounts)]
         by_path = {mount.inside: mount for mount in mounts}
@@ -153,14 +193,44 @@ class Bubblewrap:
             if within(hidden, mount.outside) and os.path.isfile(hidden):
                 yield Mount(inside=mount.inside + hidden[len(mount.outside) :], outside=str(self.folder / "empty"))
 
-    def _options(self, view: View) -> tuple[str, ...]:
+    def _options(self, view: View, place: Place) -> tuple[str, ...]:
         options = [*_APART, *([] if self.network else ["--unshare-net"])]
         options += ["--disable-userns"] if self.disable_userns else []
         options += [word for link, target in system_links().items() for word in ("--symlink", target, link)]
         options += ["--proc", "/proc", "--dev", "/dev"]
         for mount in view.mounts:
-            options += ["--bind" if mount.writable else "--ro-bind", mount.outside, mount.inside]
+            kind, source = "--bind" if mount.writable else "--ro-bind", mount.outside
+            if self.bind_fd and place.opened is not None and source == str(place.cwd):
+                kind, source = f"{kind}-fd", str(place.opened)
+            options += [kind, source, mount.inside]
         return tuple(options)
+
+
+class _Seen:
+    """Where a run sees its checkout; everything else it sees where the host has it."""
+
+    def __init__(self, checkout: Checkout | None, *, mounts: bool) -> None:
+        self._root = os.path.realpath(checkout.root) if checkout else None
+        known = checkout.known_as if checkout else ()
+        own = () if self._root is None or (checkout and checkout.mounted) else (self._root,)
+        self._inside = (*own, *(known if mounts else ()))
+        """The first one is where it works."""
+        self.aliases = {} if mounts or self._root is None else parent_aliases(known, self._root)
+
+    def at(self, path: str) -> list[str]:
+        """Return where a run sees a canonical path of the host."""
+        if self._root is None or not within(path, self._root):
+            return [path]
+        return [inside + path[len(self._root) :] for inside in self._inside]
+
+
+def _touch(one: str, other: str) -> bool:
+    """Whether one of two paths is, or is in, the other."""
+    return within(one, other) or within(other, one)
+
+
+def _link_mounts() -> list[Mount]:
+    return [Mount(inside=link, outside=link) for link in system_links()]
 
 
 def _pins(mount: Mount, mounts: Iterable[Mount]) -> Iterable[Mount]:

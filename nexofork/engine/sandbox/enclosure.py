@@ -30,6 +30,8 @@ class Enclosure:
     own: tuple[str, ...]
     """The folders that the run may change."""
     meter: DiskMeter
+    descriptors: tuple[int, ...] = ()
+    """What the options refer to: the program needs them, and closes them before it runs a command."""
 
     def command(
         self, argv: Sequence[str], *, cwd: str | Path | None = None, readable: Sequence[str] = (), info_fd: int

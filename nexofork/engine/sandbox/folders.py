@@ -1,4 +1,4 @@
-"""Where a daemon keeps its runs' own files, and how they go away.
+"""The folders of a daemon's host that runs work in: their own, which go away, and those that its operator shares.
 
 Each daemon has a folder in the state directory and holds a lock on it while it lives. Whoever starts next removes what
 daemons left that no longer do.
@@ -14,15 +14,124 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexofork.errors import SandboxUnavailable
+from nexofork.engine.sandbox.view import plain_path, within
+from nexofork.errors import ForkRefused, SandboxUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["REMOVE", "daemon_folder", "run_folder"]
+__all__ = ["REMOVE", "SharedFolders", "daemon_folder", "run_folder"]
+
+_KERNEL = frozenset(
+    (
+        *("binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cpuset", "debugfs", "devpts", "devtmpfs"),
+        *("efivarfs", "functionfs", "fusectl", "hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "resctrl"),
+        *("rpc_pipefs", "securityfs", "selinuxfs", "smackfs", "sysfs", "tracefs", "usbfs", "xenfs"),
+    )
+)
+"""File systems that show the kernel, its devices or other processes."""
+_KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 REMOVE = ("/bin/bash", "-c", 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }', "bash")
 """Removes a folder, however deep and whatever its modes."""
+
+
+class SharedFolders:
+    """The folders that an operator shares with parents: a request may name one, or a folder in one.
+
+    A path is followed component by component from the shared folder down, and never through a link: a run that may
+    write there could otherwise lead another one out of it.
+    """
+
+    def __init__(self, shared: Iterable[str | Path] = (), *, hidden: Iterable[str] = (), bare: bool = False) -> None:
+        """Take what the operator set.
+
+        Args:
+            shared: The folders, absolute.
+            hidden: The daemon's own files and folders, canonical: its home, its state, its credentials.
+            bare: Whether commands run without a sandbox, which would hide the files among those.
+        """
+        self._spelt = {plain_path(str(path)) or "": os.path.realpath(path) for path in shared}
+        self._hidden, self._bare = tuple(hidden), bare
+        self.roots = tuple(map(Path, dict.fromkeys(self._spelt.values())))
+        """The shared folders, canonical."""
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[tuple[Path, int]]:
+        """Open a folder that a request named; give its canonical path and a descriptor of it.
+
+        Raises:
+            ForkRefused: It is not shared, leads through a link, or no run may work in it.
+            FileNotFoundError: It would be shared, and is not there.
+        """
+        real = self._shared_path(path)
+        descriptor = os.open("/", os.O_PATH | os.O_DIRECTORY)
+        try:
+            for name in filter(None, real.split("/")):
+                inner = _next(descriptor, name, path)
+                os.close(descriptor)
+                descriptor = inner
+            self._refuse_own(real)
+            _refuse_kernel(real, descriptor)
+            yield Path(real), descriptor
+        finally:
+            os.close(descriptor)
+
+    def _shared_path(self, path: str) -> str:
+        """Return the path with its shared folder canonical; what is below that is as it was named."""
+        plain = plain_path(path) or ""
+        for spelt, root in (*self._spelt.items(), *((root, root) for root in self._spelt.values())):
+            if plain and spelt and within(plain, spelt):
+                return os.path.normpath(root + "/" + plain[len(spelt) :])
+        shared = ", ".join(map(str, self.roots)) or "none"
+        raise ForkRefused(
+            f"The folder {path!r} is not shared with runs on this host (shared are: {shared}). "
+            "Its operator can share it with --shared-dir."
+        )
+
+    def _refuse_own(self, path: str) -> None:
+        for hidden in self._hidden:
+            # What is shared has to lie in what is hidden: sharing a home does not share the state folder in it.
+            shared = any(within(path, str(root)) and within(str(root), hidden) for root in self.roots)
+            inside = within(hidden, path) and (self._bare or os.path.isdir(hidden))
+            if inside or (within(path, hidden) and not shared):
+                raise ForkRefused(
+                    f"A run cannot work in {path}: it is in, or holds, {hidden}, which is the daemon's own. "
+                    "Its operator can share another folder with --shared-dir."
+                )
+
+
+def _next(folder: int, name: str, path: str) -> int:
+    try:
+        return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    except NotADirectoryError as exc:
+        raise ForkRefused(
+            f"The folder {path!r} is not used: {name!r} in it is a link or no folder. Name a folder that is shared "
+            "(--shared-dir) without links."
+        ) from exc
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise ForkRefused(f"The folder {path!r} cannot be opened on this host ({exc.strerror}).") from exc
+
+
+def _refuse_kernel(path: str, descriptor: int) -> None:
+    """Refuse a folder of a file system of the kernel's, and one that has such a file system in it."""
+    facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    mount = next(line.split()[1] for line in facts.splitlines() if line.startswith("mnt_id:"))
+    kinds = []
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
+        fields, _, rest = line.partition(" - ")
+        number, _, _, _, point = fields.split()[:5]
+        point = os.fsdecode(os.fsencode(point).decode("unicode_escape").encode("latin-1"))  # a space is \\040
+        if number == mount or within(point, path):
+            kinds.append(rest.split()[0])
+    bad = next((kind for kind in kinds if kind in _KERNEL), None)
+    if bad or any(within(path, folder) for folder in _KERNEL_FOLDERS):
+        raise ForkRefused(
+            f"A run cannot work in {path}: it is, or holds, a file system of the kernel ({bad or 'devices'}). "
+            "Its operator can share another folder with --shared-dir."
+        )
 
 
 @contextmanager

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from nexofork.engine.sandbox.bubblewrap import Bubblewrap
 from nexofork.engine.sandbox.checking import check_sandbox
-from nexofork.engine.sandbox.folders import daemon_folder
-from nexofork.engine.sandbox.view import within
+from nexofork.engine.sandbox.folders import SharedFolders, daemon_folder
+from nexofork.engine.sandbox.view import Mount, View, parent_aliases, within
 from nexofork.engine.tools.watching import Limits
 from nexofork.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from nexofork.engine.tools.place import Place
 
-__all__ = ["INSTALL", "NoSandbox", "Sandbox", "SandboxSettings", "find_bubblewrap", "open_sandbox"]
+__all__ = ["INSTALL", "NoSandbox", "Sandbox", "SandboxSettings", "find_bubblewrap", "open_sandbox", "shared_folders"]
 
 INSTALL = "Install bubblewrap (apt install bubblewrap), or run commands bare on this host with --sandbox none."
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -35,6 +35,12 @@ class Sandbox(Protocol):
     @property
     def name(self) -> str:
         """What it is called in reports."""
+
+    def mounts_at(self, paths: Sequence[str]) -> bool:
+        """Whether a run can see its checkout at all these paths."""
+
+    def shows(self, path: str) -> bool:
+        """Whether commands of every run find something at an absolute path."""
 
     def open(self, place: Place, *, name: str) -> AbstractAsyncContextManager[Place]:
         """Give a run its place, and take it down at the end.
@@ -57,7 +63,7 @@ class SandboxSettings:
     read: tuple[Path, ...] = ()
     """Folders that commands may read beside the system's."""
     shared: tuple[Path, ...] = ()
-    """Folders that a request may name as its workspace although they lie in the daemon's home."""
+    """Folders that a request may name as its workspace, with all that is in them."""
     secrets: tuple[Path, ...] = ()
     """Files that no command may see, wherever they are."""
     limits: Limits = field(default_factory=Limits)
@@ -76,10 +82,21 @@ class NoSandbox:
         """What it is called in reports."""
         return "none"
 
+    def mounts_at(self, paths: Sequence[str]) -> bool:
+        """Nothing can be mounted."""
+        return False
+
+    def shows(self, path: str) -> bool:
+        """Commands see what the host has."""
+        return os.path.lexists(path)
+
     @asynccontextmanager
     async def open(self, place: Place, *, name: str) -> AsyncIterator[Place]:
-        """Close nothing off."""
-        yield replace(place, limits=self.limits)
+        """Close nothing off; the file tools find the checkout under the parent's paths of it."""
+        checkout = place.checkout
+        aliases = parent_aliases(checkout.known_as, checkout.root) if checkout else {}
+        view = View([Mount(inside="/", outside="/", writable=True)], aliases) if aliases else None
+        yield replace(place, limits=self.limits, view=view)
 
 
 @asynccontextmanager
@@ -105,11 +122,17 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
             shared=tuple(map(os.path.realpath, settings.shared)),
             limits=settings.limits,
             disk_bytes=settings.disk_bytes,
+            bind_fd=_knows(program, "--bind-fd"),
             disable_userns=_knows(program, "--disable-userns"),
         )
         sandbox.prepare()
         await check_sandbox(sandbox)
         yield sandbox
+
+
+def shared_folders(settings: SandboxSettings) -> SharedFolders:
+    """Return the folders that a request may name, for a daemon with these settings."""
+    return SharedFolders(settings.shared, hidden=_hidden(settings), bare=settings.kind == "none")
 
 
 def find_bubblewrap() -> str:

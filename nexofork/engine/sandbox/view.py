@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
-__all__ = ["Found", "Mount", "NotShown", "View", "within"]
+__all__ = ["Found", "Mount", "NotShown", "View", "parent_aliases", "plain_path", "within"]
 
 _MAX_LINKS = 40
+_MAX_PATH_BYTES, _MAX_NAME_BYTES, _MAX_DEPTH = 2048, 255, 64
 
 
 class NotShown(Exception):
@@ -45,11 +47,15 @@ class Found:
 
 
 class View:
-    """All that a run sees; of two mounts the deeper one counts."""
+    """All that a run sees; of two mounts the deeper one counts.
 
-    def __init__(self, mounts: Iterable[Mount]) -> None:
+    `aliases` are folders that only the file tools know: each is taken for one that is seen where the host has it.
+    """
+
+    def __init__(self, mounts: Iterable[Mount], aliases: Mapping[str, str] | None = None) -> None:
         self.mounts = tuple(sorted(mounts, key=lambda mount: mount.inside.count("/")))
-        self._by_path = {mount.inside: mount for mount in self.mounts}
+        self._aliases = {alias: Mount(inside=alias, outside=folder) for alias, folder in (aliases or {}).items()}
+        self._by_path = {mount.inside: mount for mount in (*self.mounts, *self._aliases.values())}
         self._on_the_way = {folder for path in self._by_path for folder in _above(path)}
 
     def find(self, path: str) -> Found:
@@ -78,8 +84,11 @@ class View:
             todo.extendleft(reversed(target.split("/")))
             at = "/" if target.startswith("/") else at
         mount = self._mount(at)
-        if mount is None:  # a folder that is there only because others are in it
-            return Found(inside=at, outside=at, writable=False)
+        if mount is not None and mount.inside in self._aliases:
+            at = _moved(at, mount)
+            mount = self._mount(at)
+        if mount is None:  # a folder that is there only because others are in it: what the host has there is hidden
+            return Found(inside=at, outside="/", writable=False)
         return Found(inside=at, outside=_moved(at, mount), writable=mount.writable)
 
     def _link(self, path: str) -> str | None:
@@ -104,6 +113,35 @@ class View:
 def within(path: str, folder: str) -> bool:
     """Whether a canonical path is a folder or in it."""
     return path == folder or folder == "/" or path.startswith(folder + "/")
+
+
+def plain_path(path: str) -> str | None:
+    r"""Return an absolute path without ``.``, ``..`` and repeated slashes; None if it is no path that a run could have.
+
+    The words alone decide: no file system is asked.
+
+    >>> plain_path("//home//me/./x/../repo/")
+    '/home/me/repo'
+    >>> plain_path("C:/repo") is plain_path("repo") is plain_path("/a\nb") is None
+    True
+    """
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        return None
+    if not path.startswith("/") or size > _MAX_PATH_BYTES or not path.isprintable():
+        return None
+    plain = "/" + os.path.normpath(path).lstrip("/")
+    names = plain.split("/")
+    if len(names) > _MAX_DEPTH or any(len(name.encode()) > _MAX_NAME_BYTES for name in names):
+        return None
+    return plain
+
+
+def parent_aliases(known_as: Iterable[str], checkout: str | Path) -> dict[str, str]:
+    """Return the folders that file tools take for a checkout: the parent's paths of it."""
+    root = os.path.realpath(checkout)
+    return {path: root for path in known_as if not within(path, root) and not within(root, path)}
 
 
 def _above(path: str) -> list[str]:

@@ -22,7 +22,7 @@ class BashTool:
     """The ``Bash`` tool: ``{"command": …, "timeout_s": …}``; ``timeout`` in milliseconds is taken too."""
 
     cwd: Path | None = None
-    """Where commands run; None is where the daemon does."""
+    """Where commands run without a sandbox, which has its own; None is where the daemon does."""
     environment: dict[str, str] | None = None
     """What commands see of the environment; None is a minimal one without the daemon's secrets."""
     limits: Limits = field(default_factory=Limits)
@@ -64,7 +64,7 @@ class BashTool:
             ended = await run_command(
                 ("/bin/bash", "-c", command),
                 output=output,
-                cwd=self.cwd,
+                cwd=self.cwd if self.sandbox is None else None,
                 environment=self.environment,
                 limits=limits,
                 sandbox=self.sandbox,

@@ -27,11 +27,11 @@ class BuiltinTools:
 
     def __init__(self, place: Place | None = None, *, search: SearchTools | None = None) -> None:
         place = place or Place()
-        self.cwd = place.cwd
+        self.cwd = place.shown_cwd
         """Where relative paths start; None is where this process runs."""
         self._bash = BashTool(cwd=place.cwd, limits=place.limits, sandbox=place.sandbox)
-        files = FileTools(cwd=place.cwd, sandbox=place.sandbox)
-        search = search or SearchTools(cwd=place.cwd, sandbox=place.sandbox)
+        files = FileTools.at(place)
+        search = search or SearchTools(cwd=place.cwd, sandbox=place.sandbox, view=place.view)
         self._tools: dict[str, Callable[[ToolCall], Awaitable[ToolOutcome]]] = {
             "Bash": self._run_bash,
             "FileRead": files.read,

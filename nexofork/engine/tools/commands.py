@@ -46,7 +46,8 @@ ulimit -c 0 -v "$3" -d "$4" -f "$5"
 { echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null
 for fd in /proc/self/fd/*; do
     fd=${fd##*/}
-    case $fd in 0 | 1 | 2 | "$2" | *[!0-9]*) ;; *) eval "exec $fd>&-" ;; esac
+    case $fd in 0 | 1 | 2 | *[!0-9]*) continue ;; esac
+    case " $2 " in *" $fd "*) ;; *) eval "exec $fd>&-" ;; esac
 done
 shift 6
 exec "$@"
@@ -137,11 +138,12 @@ async def run_command(
         if sandbox is not None:
             argv, cwd = sandbox.command(argv, cwd=cwd, readable=readable, info_fd=told.writing), "/"
         environment = environment if environment is not None else minimal_environment(sandboxed=sandbox is not None)
+        kept = (told.writing, *sandbox.descriptors) if sandbox is not None else ()
         with ExitStack() as theirs:
             # Pipes of our own: a loop may use sockets instead, and then a command cannot open /dev/stderr.
             pipes = [_Pipe(theirs) for _ in sinks]
             process = await asyncio.create_subprocess_exec(
-                *("/bin/bash", "-c", _GUARDED, "bash", str(alive.reading), str(told.writing) if sandbox else ""),
+                *("/bin/bash", "-c", _GUARDED, "bash", str(alive.reading), " ".join(map(str, kept))),
                 *(*_ulimits(limits, sandbox), fence.door, *argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=pipes[0].writing,
@@ -149,7 +151,7 @@ async def run_command(
                 cwd=cwd,
                 env=environment,
                 start_new_session=True,
-                pass_fds=(alive.reading, told.writing),
+                pass_fds=(alive.reading, told.writing, *kept[1:]),
             )
             files = [os.fdopen(os.dup(pipe.reading), "rb", buffering=0) for pipe in pipes]
         running = _Running(process, limits, sandbox=sandbox, told=told.reading, fence=fence)

@@ -6,10 +6,12 @@ its parent had seen: a file that is the same here counts as read.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nexofork.engine.dispatch import ToolOutcome
+from nexofork.engine.sandbox.view import within
 from nexofork.engine.tools.arguments import Arguments, Unable
 from nexofork.engine.tools.paths import find_path
 from nexofork.engine.tools.reading import DEFAULT_LINES, read_file
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
     from nexofork.engine.dispatch import ToolCall
     from nexofork.engine.sandbox.enclosure import Enclosure
+    from nexofork.engine.sandbox.view import View
     from nexofork.engine.tools.paths import FilePath
+    from nexofork.engine.tools.place import Place
     from nexofork.engine.tools.threads import Stop
     from nexofork.engine.tools.writing import Written
 
@@ -37,8 +41,18 @@ class FileTools:
     """Where relative paths start; None is where the daemon runs."""
     sandbox: Enclosure | None = None
     """What files may be reached; None is all that the daemon's user may."""
+    view: View | None = None
+    """How to read paths without a sandbox; None is as they stand."""
+    returned: tuple[str, ...] = ()
+    """The canonical folders of the host whose files the parent gets; empty where that is not told."""
     limit_s: float = 60.0
     """How long one call may take."""
+
+    @classmethod
+    def at(cls, place: Place) -> FileTools:
+        """Return the tools of a run."""
+        roots = (place.checkout.root, *place.shared) if place.checkout else ()
+        return cls(cwd=place.cwd, sandbox=place.sandbox, view=place.view, returned=tuple(map(os.path.realpath, roots)))
 
     async def read(self, call: ToolCall) -> ToolOutcome:
         """``{"file_path": …, "offset": …, "limit": …}``: lines with their numbers, from `offset` on."""
@@ -81,7 +95,9 @@ class FileTools:
     async def _path(self, call: ToolCall, arguments: Arguments) -> FilePath:
         """Resolve the path, and have the filter judge what it leads to."""
         given = arguments.text("file_path")
-        path = await in_thread(lambda _: find_path(given, cwd=self.cwd, sandbox=self.sandbox), limit_s=self.limit_s)
+        path = await in_thread(
+            lambda _: find_path(given, cwd=self.cwd, sandbox=self.sandbox, view=self.view), limit_s=self.limit_s
+        )
         if denial := call.deny(call.name, {**call.input, "file_path": path.shown}):
             raise Unable(f"{call.name} was not run: {denial}")
         return path
@@ -91,6 +107,9 @@ class FileTools:
             raise Unable(f"{path} may be read here and not changed.")
         written = await in_thread(change, limit_s=self.limit_s)
         call.context.file_state[path.shown] = written.digest
+        if self.returned and not any(within(path.real, folder) for folder in self.returned):
+            scratch = "It is outside the checkout: this is scratch space, and it is not returned to the parent."
+            return ToolOutcome(content=f"{written.text} {scratch}")
         return ToolOutcome(content=written.text)
 
 

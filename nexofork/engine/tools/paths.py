@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nexofork.engine.sandbox.enclosure import Enclosure
+    from nexofork.engine.sandbox.view import View
 
 __all__ = ["KERNEL_FOLDERS", "FilePath", "explained", "find_path", "folder_of", "opened"]
 
@@ -59,8 +60,14 @@ class FilePath:
         return os.path.basename(self.real)
 
 
-def find_path(given: str, *, cwd: Path | None, sandbox: Enclosure | None = None) -> FilePath:
+def find_path(given: str, *, cwd: Path | None, sandbox: Enclosure | None = None, view: View | None = None) -> FilePath:
     """Return where a path leads; ``~`` is a name like any other.
+
+    Args:
+        given: The path, absolute or relative to where the run works.
+        cwd: Where that is without a sandbox; None is where this process runs.
+        sandbox: What the run sees.
+        view: How to read paths without a sandbox; None is as they stand.
 
     Raises:
         Unable: It cannot be a path, or leads to what is the kernel's or not to be seen in the sandbox.
@@ -71,7 +78,8 @@ def find_path(given: str, *, cwd: Path | None, sandbox: Enclosure | None = None)
             raise ValueError("it holds a NUL")
         if sandbox is not None:
             return _inside(os.path.join(sandbox.cwd, given), sandbox)
-        path = os.path.realpath(os.path.join(cwd or os.getcwd(), given))
+        path = os.path.join(cwd or os.getcwd(), given)
+        path = os.path.realpath(path) if view is None else view.find(path).outside
     except (OSError, ValueError) as exc:
         raise Unable(f"{given!r} is not a path: {exc}.") from exc
     _refuse_kernel_files(path)

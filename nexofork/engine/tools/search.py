@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from nexofork.engine.dispatch import ToolCall
     from nexofork.engine.sandbox.enclosure import Enclosure
+    from nexofork.engine.sandbox.view import View
     from nexofork.engine.tools.commands import Ended
 
 __all__ = ["SearchTools"]
@@ -60,6 +61,8 @@ class SearchTools:
     """Where relative paths start; None is where the daemon runs."""
     sandbox: Enclosure | None = None
     """What may be searched; None is all that the daemon's user may."""
+    view: View | None = None
+    """How to read paths without a sandbox; None is as they stand."""
     ripgrep: str | None = field(default_factory=_find_ripgrep)
     """The program to search with; None is our own."""
     limits: Limits = field(default_factory=lambda: Limits(time_s=30.0, memory_bytes=1024**3))
@@ -105,7 +108,7 @@ class SearchTools:
         return root
 
     def _found(self, given: str) -> _Root:
-        path = find_path(given, cwd=self.cwd, sandbox=self.sandbox)
+        path = find_path(given, cwd=self.cwd, sandbox=self.sandbox, view=self.view)
         try:
             is_folder = stat.S_ISDIR(os.stat(path.real, follow_symlinks=False).st_mode)
             if not is_folder:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nexofork import ForkStatus, GitWorkspace
 from tests.support.conversation import call, says
 from tests.support.repositories import Repo, fingerprint
+from tests.support.sandboxes import needs_bubblewrap
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -14,14 +15,15 @@ if TYPE_CHECKING:
 DONE = "Scope: all\nResult: done"
 
 
+@needs_bubblewrap
 async def test_children_on_two_hosts_bring_their_work_back(fleet: Fleet) -> None:
     """Dirty and untracked files go along; commits and uncommitted work come back; conflicts are named."""
     repo = Repo(fleet.folder / "repo", {"a.txt": "one\n", "b.txt": "two\n", "c.txt": "three\n"})
     repo.write("a.txt", "one, changed\n")
     repo.write("new.txt", "untracked\n")
     before = fingerprint(repo.path / ".git")
-    await fleet.daemon("north", state_dir=str(fleet.folder / "north"), slots=2)
-    await fleet.daemon("south", state_dir=str(fleet.folder / "south"), slots=2)
+    await fleet.daemon("north", state_dir=str(fleet.folder / "north"), slots=2, sandbox="bwrap")
+    await fleet.daemon("south", state_dir=str(fleet.folder / "south"), slots=2, sandbox="bwrap")
     hold = {"hold": "together"}
     directives = [
         says("apple", {"tools": [call(command="cat a.txt new.txt; echo 2 >> b.txt; git commit -qam Two")]}, DONE),

@@ -11,13 +11,14 @@ from nexofork.wire import messages as wire
 from tests.support.conversation import call, says
 from tests.support.fleet import lines_in
 from tests.support.parents import body_of
-from tests.support.repositories import Repo
+from tests.support.repositories import Repo, from_elsewhere
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nexofork import ForkHandle
+    from nexofork.client.fleet import NatsForkSubagent
     from tests.support.fleet import Fleet, Process
 
 DONE = "Scope: all\nResult: done"
@@ -32,6 +33,12 @@ async def start(fleet: Fleet, **settings: Any) -> tuple[Repo, Process]:
     """A repository, and the first of two daemons with folders of their own."""
     repo = Repo(fleet.folder / "repo")
     return repo, await fleet.daemon("first", state_dir=str(fleet.folder / "first"), **settings)
+
+
+async def forked(fleet: Fleet, forks: NatsForkSubagent, directive: str, repo: Repo) -> ForkHandle:
+    """A fork of a parent whose repository is on another host."""
+    params = await fleet.params(directive, workspace=GitWorkspace(repo.path))
+    return await forks.fork(await from_elsewhere(forks, params))
 
 
 async def checkpoints(fleet: Fleet, handle: ForkHandle) -> list[wire.Checkpoint]:
@@ -56,7 +63,7 @@ async def test_a_killed_daemons_run_goes_on_with_its_files(fleet: Fleet) -> None
     repo, first = await start(fleet)
     turns = ({"tools": [call(command=EDIT)]}, {"tools": [call(command=LOOK)], "hold": "look"}, DONE)
     async with fleet.connect() as forks:
-        handle = await forks.fork(await fleet.params(says("apple", *turns), workspace=GitWorkspace(repo.path)))
+        handle = await forked(fleet, forks, says("apple", *turns), repo)
         await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Checkpoint))
         await fleet.sim.received(3)
         await first.kill()
@@ -65,7 +72,7 @@ async def test_a_killed_daemons_run_goes_on_with_its_files(fleet: Fleet) -> None
         moved = told(fleet)
         fleet.sim.release("look")
         result = await handle.result()
-        fetched = await handle.fetch()
+        fetched = await handle.fetch(repo.path)
 
     assert (result.status, result.daemon, result.attempts) == (ForkStatus.COMPLETED, "heir", 2)
     shown = answers(fleet)[0]
@@ -88,7 +95,7 @@ async def test_a_call_whose_effects_were_lost_counts_as_interrupted(fleet: Fleet
     wait = call(command=f"echo x > {begun}; while [ ! -e {door} ]; do sleep 0.05; done")
     turns = ({"tools": [edit, wait]}, {"tools": [call(command="cat a.txt")]}, DONE)
     async with fleet.connect() as forks:
-        handle = await forks.fork(await fleet.params(says("birch", *turns), workspace=GitWorkspace(repo.path)))
+        handle = await forked(fleet, forks, says("birch", *turns), repo)
         await eventually(lambda: lines_in(begun) == 1)
         await first.kill()
         await fleet.daemon("heir", state_dir=str(fleet.folder / "heir"))
@@ -106,7 +113,7 @@ async def test_a_hand_over_takes_the_files_along(fleet: Fleet, tmp_path: Path) -
     half = call(command=f"echo half > half.txt; echo x > {begun}; exec sleep 60")
     turns = ({"tools": [call(command="echo whole > whole.txt"), half]}, {"tools": [call(command="cat *.txt")]}, DONE)
     async with fleet.connect() as forks:
-        handle = await forks.fork(await fleet.params(says("cedar", *turns), workspace=GitWorkspace(repo.path)))
+        handle = await forked(fleet, forks, says("cedar", *turns), repo)
         await eventually(lambda: lines_in(begun) == 1)
         first.signal(signal.SIGTERM)
         assert await first.gone() == 0
@@ -128,7 +135,7 @@ async def test_a_turn_that_changes_nothing_ships_nothing(fleet: Fleet) -> None:
         DONE,
     )
     async with fleet.connect() as forks:
-        handle = await forks.fork(await fleet.params(says("drum", *turns), workspace=GitWorkspace(repo.path)))
+        handle = await forked(fleet, forks, says("drum", *turns), repo)
         await handle.result()
 
     kept = await checkpoints(fleet, handle)
@@ -141,15 +148,14 @@ async def test_what_a_dead_daemon_left_is_removed_and_a_living_ones_is_not(fleet
     runs = fleet.folder / "first/runs"
     held = {"tools": [call(command="true")], "hold": "end"}
     async with fleet.connect() as forks:
-        params = await fleet.params(says("elder", held, DONE), workspace=GitWorkspace(repo.path))
-        lost = await forks.fork(params)
+        lost = await forked(fleet, forks, says("elder", held, DONE), repo)
         await fleet.until_logged(lost.run_id, lambda report: isinstance(report, wire.WorkspaceReady))
         await first.kill()
         assert (runs / lost.run_id / "work/a.txt").exists()
         await lost.abort("not needed")
         await fleet.daemon("second", state_dir=str(fleet.folder / "first"))
         assert not (runs / lost.run_id).exists()
-        living = await forks.fork(params)
+        living = await forked(fleet, forks, says("elder", held, DONE), repo)
         await fleet.until_logged(living.run_id, lambda report: isinstance(report, wire.WorkspaceReady))
         await fleet.daemon("third", state_dir=str(fleet.folder / "first"))
         assert (runs / living.run_id / "work/a.txt").exists()
@@ -164,7 +170,7 @@ async def test_what_a_checkpoint_could_not_hold_is_told(fleet: Fleet) -> None:
     repo, first = await start(fleet)
     turns = ({"tools": [call(command="git init -q lib; echo 1 > lib/a")]}, {"tools": [call()], "hold": "look"}, DONE)
     async with fleet.connect() as forks:
-        handle = await forks.fork(await fleet.params(says("fern", *turns), workspace=GitWorkspace(repo.path)))
+        handle = await forked(fleet, forks, says("fern", *turns), repo)
         await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Checkpoint))
         await fleet.sim.received(3)
         await first.kill()

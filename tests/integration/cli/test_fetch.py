@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tests.integration.cli.conftest import World, objects
 from tests.support.conversation import call, says
 from tests.support.repositories import Repo
+from tests.support.sandboxes import needs_bubblewrap
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
 DONE = "Scope: all\nResult: done"
 
 
+@needs_bubblewrap
 def test_a_fork_of_a_repository_is_fetched(own_pool: World, tmp_path: Path) -> None:
     """For people and for programs; into the repository it was forked from, and into a clone."""
     repo = Repo(tmp_path / "repo")
     repo.git("clone", "-q", str(repo.path), str(tmp_path / "clone"))
     repo.write("a.txt", "dirty\n")
     edit = says("Work.", {"tools": [call(command="echo more >> a.txt; git commit -qam Tidy; echo x > left")]}, DONE)
-    with own_pool.daemon("--state-dir", str(tmp_path / "state")):
+    with own_pool.daemon("--sandbox", "bwrap", "--state-dir", str(tmp_path / "state")):
         forked = own_pool.ask(*own_pool.forking(edit, "Look."), "--workspace", f"git:{repo.path}")
         ids = [line.split(":")[0] for line in forked.stdout.splitlines() if "nexofork fetch" in line]
         quiet = [line.split(":")[0] for line in forked.stdout.splitlines() if "changed no files" in line]

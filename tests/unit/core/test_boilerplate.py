@@ -129,6 +129,15 @@ def test_worktree_notice_names_both_roots() -> None:
     assert "read a file again before you edit it" in notice
 
 
+def test_worktree_notice_of_the_same_path_says_that_paths_are_right() -> None:
+    """The child learns that it need not translate, to read again before editing, and what comes back."""
+    notice = worktree_notice("/home/me/repo", None)
+
+    assert "every path above is right as it stands" in notice
+    assert "Read a file again before you edit it" in notice
+    assert "Only what is under /home/me/repo is returned" in notice
+
+
 def test_reminder_is_wrapped() -> None:
     """A reminder is told apart from the directive by its tag."""
     assert reminder("stop") == "<system-reminder>\nstop\n</system-reminder>"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
-from nexofork.engine.tools.place import Place
+from nexofork.engine.sandbox.view import plain_path
+from nexofork.engine.tools.place import Checkout, Place
 from nexofork.errors import ForkRefused
 from tests.support.hands import Hands
 from tests.support.sandboxes import boxed, needs_bubblewrap
@@ -235,6 +236,77 @@ async def test_a_request_cannot_name_a_folder_that_no_run_may_see(tmp_path: Path
     finally:
         if folder == "home":
             cwd.rmdir()
+
+
+FREE = ("/Users/me/repo", "/app", "/workspace", "/home/me", "/home/me/repo", "/tmp/repo", "/root/repo", "/var/www/app")
+TAKEN = (
+    *(
+        "/",
+        "/tmp",
+        "/home",
+        "/root",
+        "/var",
+        "/boot",
+        "/boot/x",
+        "/proc",
+        "/proc/1/root",
+        "/sys/x",
+        "/dev",
+        "/dev/shm/x",
+    ),
+    *("/etc", "/etc/nixos", "/usr", "/usr/src/app", "/bin", "/sbin/x", "/lib", "/lib64/x", "/libx32", "/run", "/run/x"),
+)
+
+
+async def test_a_checkout_is_mounted_at_its_parents_path_unless_the_system_is_there(tmp_path: Path) -> None:
+    """Nor in, at or around the daemon's state, a folder that runs read, or another path of the same checkout."""
+    read = tmp_path / "read"
+    read.mkdir()
+    state = tmp_path / "state"
+    async with open_sandbox(SandboxSettings(state_dir=state, read=(read,))) as sandbox:
+        mounted = [path for path in (*FREE, *TAKEN) if sandbox.mounts_at([path])]
+        around = [state, state / "runs/x/work", tmp_path, read, read / "x"]
+        nested = [("/srv/a", "/srv/a/b"), ("/srv/a/b", "/srv/a"), ("/srv/a", "/usr/a")]
+        refused = [*([str(path)] for path in around), *nested, ()]
+
+        assert mounted == list(FREE)
+        assert [paths for paths in refused if sandbox.mounts_at(paths)] == []
+        assert sandbox.mounts_at(("/srv/a", "/srv/b"))
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ("//home//me/./x/../repo/", "/home/me/repo"),
+        ("/home/../../etc", "/etc"),
+        ("///", "/"),
+        ("/a b/\u00e9", "/a b/\u00e9"),
+        *((path, None) for path in ("", "repo", "./repo", "C:\\repo", "C:/repo", "\\\\host\\share", "~/repo")),
+        *((f"/repo{char}x", None) for char in ("\0", "\n", "\x1b", "\x7f", "\u202e", "\udc80")),
+        *((path, None) for path in ("/" + "x" * 300, "/x" * 100, "/" + "/".join(["y" * 200] * 20))),
+    ],
+)
+def test_only_what_can_be_a_path_here_is_one(given: str, plain: str | None) -> None:
+    """Windows paths, relative ones, control characters and endless ones are not."""
+    assert plain_path(given) == plain
+
+
+async def test_the_way_to_a_checkout_in_tmp_cannot_be_moved(tmp_path: Path) -> None:
+    """Else the next command would find a link there, and the checkout would be mounted where it leads."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("one\n")
+    checkout = Checkout(root=work, known_as=("/tmp/some/where/repo",), mounted=True)
+    place = Place(cwd=work, writable=(work,), checkout=checkout)
+    async with boxed(tmp_path / "state", place) as hands:
+        for command in ("mv /tmp/some /tmp/x", "mv /tmp/some/where /tmp/x", "rm -rf /tmp/some; ln -sT /usr /tmp/some"):
+            await hands.bad("Bash", command=f"cd /; {command}")
+        (work / "a.txt").write_text("one\n")
+        listed = await hands.good("Bash", command="pwd; cat a.txt; ls /tmp/some/where /tmp/some; ls -A /tmp")
+
+    assert listed.split() == [
+        *("/tmp/some/where/repo", "one", "/tmp/some:", "where", "/tmp/some/where:", "repo", "some")
+    ]
 
 
 async def test_all_a_run_leaves_in_its_scratch_is_removed(tmp_path: Path) -> None:
