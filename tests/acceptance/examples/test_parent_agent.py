@@ -15,12 +15,15 @@ from nexofork.wire import messages as wire
 from tests.support.conversation import call
 from tests.support.parents import body_of
 from tests.support.repositories import Repo
+from tests.support.sandboxes import needs_bubblewrap
 from tests.support.screens import CTRL_B, CTRL_C, CTRL_D, AtTerminal
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from nexofork.client.run_listing import RunRow
     from tests.support.fleet import Fleet
+
+pytestmark = needs_bubblewrap
 
 PARTS = ("apple", "birch", "cedar")
 ONE_PART = {
@@ -46,7 +49,7 @@ def agent(repo: Repo, environment: dict[str, str]) -> AtTerminal:
 async def two_hosts(fleet: Fleet) -> None:
     """Start two daemons that can take three children only together."""
     for name in ("north", "south"):
-        await fleet.daemon(name, state_dir=str(fleet.folder / name), slots=2)
+        await fleet.daemon(name, state_dir=str(fleet.folder / name), slots=2, sandbox="bwrap")
 
 
 def fan_out(*turns: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +164,7 @@ async def test_the_work_of_three_children_is_merged(fleet: Fleet, agent: AtTermi
 
 async def test_a_wait_goes_to_the_background_and_the_user_goes_on(fleet: Fleet, agent: AtTerminal) -> None:
     """At Ctrl-B the prompt is back: ask the model, ask aside, look, speak to a child; its report enters by itself."""
-    await fleet.daemon("north")
+    await fleet.daemon("north", sandbox="bwrap")
     told = {"match": "task-notification", "turns": ["Heard of one end."]}
     fleet.sim.script(
         told,
@@ -209,7 +212,7 @@ async def test_a_wait_goes_to_the_background_and_the_user_goes_on(fleet: Fleet, 
 
 async def test_no_child_outlives_the_terminal(fleet: Fleet, agent: AtTerminal) -> None:
     """When the terminal is closed the agent ends its child, waits for that, and goes."""
-    await fleet.daemon("north")
+    await fleet.daemon("north", sandbox="bwrap")
     fleet.sim.script(ONE_PART, {"match": "Do apple.", "turns": [DONE | {"hold": "apple"}]})
     async with agent:
         await agent.until("> ")

@@ -23,9 +23,11 @@ DONE = "Scope: all\nResult: done"
 both = pytest.mark.parametrize("sandbox", [pytest.param("bwrap", marks=needs_bubblewrap), "none"])
 
 
-async def worked_in(fleet: Fleet, folder: str | Path, *, word: str = "apple") -> ForkResult:
-    """How a fork ends that writes a file into a folder of the daemon's host."""
-    write = says(word, {"tools": [call(command="echo x > written")]}, DONE)
+async def worked_in(
+    fleet: Fleet, folder: str | Path, *, word: str = "apple", command: str = "echo x > written"
+) -> ForkResult:
+    """How a fork ends that runs a command in a folder of the daemon's host."""
+    write = says(word, {"tools": [call(command=command)]}, DONE)
     async with fleet.connect(queue_limit_s=1.5) as forks:
         params = await fleet.params(write, workspace=PathWorkspace(folder))
         return await (await forks.fork(params)).result()
@@ -38,17 +40,13 @@ async def test_a_folder_that_is_not_shared_is_refused(fleet: Fleet, sandbox: str
     shared.mkdir()
     other.mkdir()
     await fleet.daemon(sandbox=sandbox, shared_dirs=[str(shared)])
-    before = set(os.listdir("/etc"))
     tried = ("/etc", "/proc", "/proc/self/root", "/sys", "/dev", "/run", "/", str(other), str(fleet.folder))
     spelt = (f"{shared}/../shared-not", f"/{other}", f"{shared}/./../", f"/proc/self/root{shared}", f"{shared}\n")
     for number, folder in enumerate((*tried, *spelt)):
-        result = await worked_in(fleet, folder, word=f"folder{number}")
+        result = await worked_in(fleet, folder, word=f"folder{number}", command="pwd")
         assert result.status is ForkStatus.REFUSED, (folder, result.error)
         assert "--shared-dir" in (result.error or ""), folder
         assert asked(fleet.sim, f"folder{number}") == []
-
-    assert set(os.listdir("/etc")) == before
-    assert os.listdir(other) == []
 
 
 @both
@@ -106,7 +104,7 @@ async def test_a_file_system_of_the_kernel_is_refused_even_where_it_is_shared(fl
     """By what is mounted there, whatever the folder is called."""
     await fleet.daemon(sandbox=sandbox, shared_dirs=["/proc", "/sys", "/dev"])
     for number, folder in enumerate(("/proc", "/proc/sys", "/sys", "/sys/fs/cgroup", "/dev", "/dev/pts")):
-        result = await worked_in(fleet, folder, word=f"folder{number}")
+        result = await worked_in(fleet, folder, word=f"folder{number}", command="pwd")
         assert result.status is ForkStatus.REFUSED, (folder, result.error)
         assert "of the kernel" in (result.error or ""), result.error
 

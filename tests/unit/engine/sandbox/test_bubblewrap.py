@@ -302,11 +302,9 @@ async def test_the_way_to_a_checkout_in_tmp_cannot_be_moved(tmp_path: Path) -> N
         for command in ("mv /tmp/some /tmp/x", "mv /tmp/some/where /tmp/x", "rm -rf /tmp/some; ln -sT /usr /tmp/some"):
             await hands.bad("Bash", command=f"cd /; {command}")
         (work / "a.txt").write_text("one\n")
-        listed = await hands.good("Bash", command="pwd; cat a.txt; ls /tmp/some/where /tmp/some; ls -A /tmp")
+        listed = await hands.good("Bash", command="pwd; cat a.txt; ls /tmp/some/where /tmp/some")
 
-    assert listed.split() == [
-        *("/tmp/some/where/repo", "one", "/tmp/some:", "where", "/tmp/some/where:", "repo", "some")
-    ]
+    assert listed.split() == [*("/tmp/some/where/repo", "one", "/tmp/some:", "where", "/tmp/some/where:", "repo")]
 
 
 async def test_all_a_run_leaves_in_its_scratch_is_removed(tmp_path: Path) -> None:
