@@ -81,10 +81,15 @@ class Repo:
 
 async def from_elsewhere(forks: NatsForkSubagent, params: ForkParams, **spec: str) -> ForkParams:
     """The same fork as a parent on another host would ask for it, with its repository at `ELSEWHERE`."""
+    _check_elsewhere()
     shipped = await forks.shipped(params)
     assert isinstance(shipped.workspace, ShippedWorkspace)
     moved = shipped.workspace.spec.model_copy(update={"root": ELSEWHERE, "real_root": "", **spec})
     return replace(shipped, workspace=ShippedWorkspace(spec=moved))
+
+
+def _check_elsewhere() -> None:
+    assert not os.path.lexists(ELSEWHERE), f"remove {ELSEWHERE}: a test that failed has left it on this host"
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[str, int, int]]:
