@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.clock import ServerClock
     from nexofork.bus.connection import Bus
+    from nexofork.bus.peers import Peers
     from nexofork.engine.warmth import Warmth
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
@@ -37,6 +38,7 @@ class Host:
     clock: ServerClock
     shelf: SnapshotShelf
     inboxes: Inboxes
+    peers: Peers
     leaving: Leaving
     purses: Purses
     ledger: DaemonLedger

@@ -85,6 +85,7 @@ async def run_daemon(
     settings = replace(settings, lease_s=await _lease_s(bus, settings))
     board = FleetWarmth(bus, by=settings.instance)
     identity = Daemon(nkey=bus.identity, instance=settings.instance, host=settings.host, name=settings.name)
+    peers = Peers(bus, pool=settings.pool)
     host = Host(
         settings=settings,
         identity=identity,
@@ -96,9 +97,8 @@ async def run_daemon(
         clock=board.clock,
         shelf=SnapshotShelf(),
         inboxes=Inboxes(bus, pool=settings.pool),
-        leaving=Leaving(
-            provider, Peers(bus, pool=settings.pool), workbench=workbench, instance=settings.instance
-        ),
+        peers=peers,
+        leaving=Leaving(provider, peers, workbench=workbench, instance=settings.instance),
         purses=Purses(bus, pool=settings.pool),
         ledger=DaemonLedger(bus, identity),
     )
