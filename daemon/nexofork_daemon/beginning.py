@@ -12,6 +12,7 @@ from nexofork.engine.params import prepare, refuse_groupless
 from nexofork.engine.permissions import Gate
 from nexofork.engine.requested import answers_of, file_state_of
 from nexofork.engine.run import ForkRun
+from nexofork.engine.tool_names import declared_tools
 from nexofork.errors import BusError, NeedsUnknown
 from nexofork.wire.needs import unknown_needs
 from nexofork.wire.workspace import GitSpec
@@ -112,7 +113,7 @@ class Beginning:
             resolve=resolve,
             blobs=host.blobs,
             token=self.token,
-            schema=tuple(str(tool.get("name", "")) for tool in snapshot.tools),
+            schema=declared_tools(snapshot.tools),
             mounts=isinstance(request.workspace, GitSpec) and await self._all_read_mounted(),
         )
         bench = await at_end.enter_async_context(host.workbench.open(order))

@@ -191,7 +191,8 @@ class CacheSafeParams:
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tool definitions, for looking."""
-        return self.field("tools") or []
+        tools = self.field("tools")
+        return tools if isinstance(tools, list) else []
 
     @property
     def fork_context_messages(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from nexofork.core.prompt import ToolAnswer
 from nexofork.core.query_source import is_named, may_start_agents
 from nexofork.engine.filters import added_environment, gated_inside
 from nexofork.engine.permissions import Gate, Passage
-from nexofork.engine.tool_names import AGENT_TOOL
+from nexofork.engine.tool_names import AGENT_TOOL, refuse_undeclared
 from nexofork.telemetry.spans import tool_denied
 from nexofork.telemetry.work import tool_span
 from nexofork.wire.parent_tools import ParentTools
@@ -77,6 +77,8 @@ class ToolCall:
     """What a command must be run with, beside its usual environment: the filter let it run on that condition."""
     turn: int = 0
     """The turn of the fork that it is part of."""
+    undeclared: str | None = None
+    """What the model is told instead, where its request does not declare the tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +261,9 @@ class ToolRunner:
         source = call.context.query_source
         if call.name == AGENT_TOOL and not may_start_agents(source):
             return ToolOutcome(content=_REFUSE_NESTED if is_named(source) else _REFUSE_AGENT, is_error=True)
+        if call.undeclared is not None:
+            tool_denied(run_id=call.run_id, tool=call.name, reason=call.undeclared)
+            return ToolOutcome(content=call.undeclared, is_error=True)
         denial = self._denial(call, call.name, call.input)
         return None if denial is None else _not_run(call, denial)
 
@@ -352,10 +357,14 @@ def tool_calls(
     *,
     run_id: str,
     context: ParentContext,
+    declared: Sequence[str],
     names: Mapping[str, str] = _OWN_NAMES,
     turn: int = 0,
 ) -> list[ToolCall]:
-    """Return the calls of a reply as they go to a dispatcher, under the names that tools have here."""
+    """Return the calls of a reply as they go to a dispatcher, under the names that tools have here.
+
+    A call of a tool that the request does not declare says so: a model can name any tool, and the host may have it.
+    """
     return [
         ToolCall(
             run_id=run_id,
@@ -364,6 +373,7 @@ def tool_calls(
             input=use.input,
             context=context,
             turn=turn,
+            undeclared=refuse_undeclared(use.name, declared),
         )
         for use in uses
     ]

@@ -166,6 +166,12 @@ class ForkParams:
         return str(self.overrides.request.get("model", self.cache_safe.model))
 
     @property
+    def schema(self) -> Sequence[Any]:
+        """The tools that the child's requests declare: the parent's, unless an override that was allowed has others."""
+        tools = self.overrides.request.get("tools", self.cache_safe.tools)
+        return tools if isinstance(tools, list) else ()
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Further text for this child alone."""
         return () if isinstance(self.prompt_messages, str) else tuple(self.prompt_messages[1:])
@@ -199,7 +205,7 @@ def prepare(params: ForkParams) -> tuple[ForkBase, ChildPrompt]:
     _refuse_cache_breaks(params)
     _check_claimed_call(params)
     _check_answers(params)
-    check_tool_names(params.tool_names, params.overrides.request.get("tools", params.cache_safe.tools))
+    check_tool_names(params.tool_names, params.schema)
     check_file_state(params.parent_ctx.file_state)
     check_workspace(params.workspace)
     base = ForkBase(

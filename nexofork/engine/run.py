@@ -39,6 +39,7 @@ from nexofork.engine.mailbox import Letter, Mailbox, NoMail, as_text
 from nexofork.engine.permissions import Gate
 from nexofork.engine.replaying import CUT_BY_WINDOW, behind_results, interrupted_answers
 from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
+from nexofork.engine.tool_names import declared_tools
 from nexofork.errors import ForkRefused, NexoforkError, OverBudget, UnknownModelPrice
 from nexofork.providers.failures import ContextOverflow
 from nexofork.telemetry.spans import fork_ended, fork_span
@@ -122,6 +123,7 @@ class ForkRun:
             watch=self,
             gate=gate or Gate(params.permissions, tools=params.tool_dispatcher),
         )
+        self._declared = declared_tools(params.schema)
         self._journal: Journal = journal or NoJournal()
         self._calls = ModelCalls(
             params,
@@ -318,6 +320,7 @@ class ForkRun:
                 reply.tool_uses,
                 run_id=self._run_id,
                 context=self._context,
+                declared=self._declared,
                 names=self._params.tool_names,
                 turn=self._turn,
             )

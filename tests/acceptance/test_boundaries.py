@@ -17,6 +17,7 @@ from tests.support.conversation import (
     MARK_1H,
     agent_calls,
     call,
+    declared,
     placeholder_tokens,
     request,
     says,
@@ -208,7 +209,7 @@ async def test_a_child_of_many_turns_and_blocks_never_loses_its_prefix(
     turn = {"text": "I read on.", "tools": [call("Read", n=n) for n in range(30)]}
     directive = says("Read.", *[turn] * 9, {"text": "Done."})
     tools = FunctionTools({"Read": read}, parallel=["Read"])
-    snapshot = await parent.ask()
+    snapshot = await parent.ask(tools=declared("Read"))
 
     result = await (await forks.fork(fork(snapshot, llm, directive, tool_dispatcher=tools))).result()
 

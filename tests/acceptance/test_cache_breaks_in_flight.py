@@ -18,7 +18,7 @@ from nexofork.core.boilerplate import BOILERPLATE
 from nexofork.core.replacement import ContentReplacementState
 from nexofork.errors import AlreadyAFork, WorkspaceMismatch
 from nexofork.simulator import CATALOG, SimulatorConfig
-from tests.support.conversation import MARK, MARK_1H, MODEL, agent_calls, call, request, says, text
+from tests.support.conversation import MARK, MARK_1H, MODEL, agent_calls, call, declared, request, says, text
 from tests.support.gateway import Gateway
 from tests.support.parents import Parent, fork, open_llm, results_in
 from tests.support.waiting import PATIENCE_S
@@ -79,7 +79,8 @@ async def test_19_parallel_results_keep_the_order_and_form_they_were_sent_in(
     turns = ({"tools": [call("Read", n=n) for n in range(3)]}, {"tools": [call("Other")]}, DONE)
     tools = FunctionTools({"Read": read}, parallel=["Read"])
 
-    await run(forks, await parent.ask(), llm, says("Go.", *turns), tool_dispatcher=tools)
+    snapshot = await parent.ask(tools=declared("Read", "Other"))
+    await run(forks, snapshot, llm, says("Go.", *turns), tool_dispatcher=tools)
 
     assert [answer["content"] for answer in results_in(sim, 2)] == ["result 0", "result 1", "result 2"]
     assert sim.log[3].read == sim.log[2].prompt_tokens

@@ -21,6 +21,7 @@ __all__ = [
     "MODEL",
     "agent_calls",
     "call",
+    "declared",
     "placeholder_tokens",
     "request",
     "says",
@@ -49,6 +50,11 @@ def says(words: str, *turns: dict[str, Any] | str) -> str:
 def call(name: str = "Bash", **input_: Any) -> dict[str, Any]:
     """A tool call, for a scripted turn."""
     return {"name": name, "input": input_}
+
+
+def declared(*names: str) -> list[dict[str, Any]]:
+    """The tools that a parent's request declares when it has these next to the usual two."""
+    return [AGENT, BASH, *({"name": name, "input_schema": {"type": "object"}} for name in names)]
 
 
 def agent_calls(count: int) -> dict[str, Any]:

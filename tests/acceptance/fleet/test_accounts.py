@@ -14,7 +14,7 @@ from nexofork.errors import BadMessage
 from nexofork.wire import messages as wire
 from nexofork.wire.messages import encode
 from nexofork.wire.subjects import events, inbox, reports
-from tests.support.conversation import call, says
+from tests.support.conversation import call, declared, says
 from tests.support.fleet import asked, open_fleet
 from tests.support.nats import connected
 from tests.support.parents import results_in
@@ -76,6 +76,7 @@ async def test_a_tool_of_the_parents_is_served_across_accounts(guarded: Fleet) -
         return "x" * int(arguments["n"])
 
     tools = FunctionTools({"Count": count})
+    guarded.captured = await guarded.agent.ask(tools=declared("Count"))
     async with guarded.connect() as forks, guarded.connect() as others:
         directive = says("elm", {"tools": [call("Count", n=50_000)]}, DONE)
         handle = await forks.fork(await guarded.params(directive, tool_dispatcher=tools))

@@ -9,7 +9,7 @@ import pytest
 from nexofork import ForkStatus
 from nexofork.engine.journal import INTERRUPTED
 from nexofork.wire import messages as wire
-from tests.support.conversation import call, says
+from tests.support.conversation import call, declared, says
 from tests.support.fleet import asked, epochs, finals, group_of, lines_in
 from tests.support.parents import results_in
 from tests.support.waiting import eventually
@@ -137,6 +137,7 @@ async def test_a_read_only_tool_is_run_again(fleet: Fleet, tmp_path: Path) -> No
     """Killed inside a tool that changes nothing, the next daemon simply runs it."""
     tally, door = tmp_path / "tally", tmp_path / "door"
     await fleet.daemons(2)
+    fleet.captured = await fleet.agent.ask(tools=declared("Look"))
     async with fleet.connect() as forks:
         look = call("Look", tally=str(tally), until=str(door))
         handle = await forks.fork(await fleet.params(says("fig", {"tools": [look]}, DONE)))

@@ -16,7 +16,7 @@ from nexofork.errors import BusError, ForkRefused
 from nexofork.wire import messages as wire
 from nexofork.wire.permissions import PermissionPolicy, ask_id_of
 from nexofork.wire.subjects import inbox
-from tests.support.conversation import call, says
+from tests.support.conversation import call, declared, says
 from tests.support.fleet import finals, lines_in, open_fleet
 from tests.support.parents import results_in
 from tests.support.waiting import PATIENCE_S
@@ -87,7 +87,7 @@ async def test_the_parents_callback_decides(fleet: Fleet, tmp_path: Path) -> Non
     await fleet.daemon()
     target, seen = tmp_path / "large", list[PermissionAsk]()
     content = 40_000 * "x"
-    fleet.captured = await fleet.agent.ask(max_tokens=20_000)
+    fleet.captured = await fleet.agent.ask(max_tokens=20_000, tools=declared("FileWrite"))
 
     async def decide(ask: PermissionAsk) -> PermissionAnswer:
         seen.append(ask)

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexofork import FunctionTools, ReadOnlyFilter
+from nexofork import FunctionTools, Permissions, ReadOnlyFilter
 from nexofork.wire import messages as wire
 from tests.support.conversation import AGENT, BASH, call, says
 from tests.support.parents import results_in
@@ -126,3 +126,46 @@ async def test_a_parent_that_lists_nothing_comes_last(fleet: Fleet, tmp_path: Pa
     found, asked = await answers(fleet, call("Other"), tool_dispatcher=tools, tool_filter=ReadOnlyFilter())
     assert "may only read" in found[0]["content"]
     assert (asked, heard) == ([], ["Other"])
+
+
+async def test_a_daemon_runs_only_what_the_parents_request_declares(fleet: Fleet, tmp_path: Path) -> None:
+    """Built-in, plug-in, MCP and parent tools that are not declared stay unused, after a take-over and a wake too."""
+    config, door, made = tmp_path / "mcp.json", tmp_path / "door", tmp_path / "made"
+    config.write_text(json.dumps({"mcpServers": {"probe": {"command": sys.executable, "args": [SERVER]}}}))
+    plugins = installed(tmp_path)
+    lost = await fleet.daemon("lost", path=[plugins], mcp_config=config)
+    fleet.captured = await fleet.agent.ask(tools=[AGENT, {"name": "sh", "input_schema": {"type": "object"}}])
+    undeclared = [call(command=f"touch {made}"), call("Weather", city="Rome"), call("add", a=1, b=2), call("Mine")]
+    held = call("sh", command="true", behind=str(door))
+
+    async def mine(arguments: dict[str, Any]) -> str:
+        raise AssertionError("the parent was asked")
+
+    directive = says("Work.", {"tools": [*undeclared, held]}, {"tools": undeclared}, "Done.")
+    async with fleet.connect() as forks:
+        params = await fleet.params(
+            directive,
+            tool_dispatcher=FunctionTools({"Mine": mine}),
+            tool_names={"sh": "Bash"},
+            permissions=Permissions(mode="bubble", allow=("Bash",)),
+        )
+        handle = await forks.fork(params)
+        await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.ToolStarted))
+        await lost.kill()
+        door.touch()
+        await fleet.daemon("next", path=[plugins], mcp_config=config)
+        first = await handle.result()
+        answers = [results_in(fleet.sim, fleet.sim.request_count - 1)]
+        again = await forks.wake(handle.run_id, says("More.", {"tools": undeclared}, "Done."))
+        second = await again.result()
+    answers.append(results_in(fleet.sim, fleet.sim.request_count - 1))
+
+    assert (first.ok, first.attempts, second.ok) == (True, 2, True), (first.error, second.error)
+    for found in answers:
+        assert all(one["is_error"] and "Declared tools: Agent, sh." in one["content"] for one in found)
+        named = zip(found, ("'Bash'", "'Weather'", "'add'", "'Mine'"), strict=True)
+        assert all(name in one["content"] for one, name in named)
+    reports = [*await fleet.reports(handle.run_id), *await fleet.reports(again.run_id)]
+    assert [report.name for report in reports if isinstance(report, wire.ToolStarted)] == ["Bash"]
+    assert not [report for report in reports if isinstance(report, wire.Asked)]
+    assert not made.exists()

@@ -15,7 +15,7 @@ from nexofork.errors import ForkRefused
 from nexofork.wire import messages as wire
 from nexofork.wire.workspace import GitSpec
 from tests.acceptance.fleet.test_blobs import lose_blobs, requested
-from tests.support.conversation import call, says
+from tests.support.conversation import call, declared, says
 from tests.support.fleet import asked, finals, open_fleet
 from tests.support.parents import body_of, results_in
 from tests.support.repositories import ELSEWHERE, Repo, from_elsewhere
@@ -91,6 +91,7 @@ async def test_a_child_is_told_both_roots_and_edits_what_its_parent_had_seen(fle
     root = f"{fleet.folder}/state/runs"
     seen = {f"{ELSEWHERE}/src/b.txt": hashlib.sha256(b"two\n").hexdigest()}
     run_id = "told"
+    fleet.captured = await fleet.agent.ask(tools=declared("FileEdit"))
     edit = call("FileEdit", file_path=f"{root}/{run_id}/work/src/b.txt", old_string="two", new_string="2")
     directive = says("cedar", {"tools": [call(command="pwd"), edit]}, DONE)
     async with fleet.connect() as forks:

@@ -448,7 +448,7 @@ async def test_explore_reads_and_is_denied_what_changes_something(session: Sessi
         result = await tool.wait(launched(answer)["run_id"])
 
     write, remove, look = results_in(sim, 2)
-    assert "This agent has the tools FileRead, Bash" in write["content"]
+    assert "'FileWrite'. Declared tools: FileRead, Bash." in write["content"]
     assert "rm changes files" in remove["content"]
     assert look["content"] == "ran {'command': 'ls'}"
     assert result is not None
@@ -487,7 +487,7 @@ async def test_an_agent_with_every_tool_cannot_start_agents(session: Session, si
         await tool.wait(launched(answer)["run_id"])
 
     assert [tool["name"] for tool in body_of(sim, 1)["tools"]] == ["FileWrite", "FileRead", "Bash"]
-    assert "This agent has the tools FileWrite, FileRead, Bash" in results_in(sim, 2)[0]["content"]
+    assert "'Agent'. Declared tools: FileWrite, FileRead, Bash." in results_in(sim, 2)[0]["content"]
 
 
 LEAD = AgentDefinition(name="Lead", description="leads", prompt="Lead.", tools=("*", "Agent"))

@@ -9,7 +9,7 @@ from anthropic import Anthropic
 from nexofork import BlockingForkSubagent, DelegateMode, ForkStatus, FunctionTools, Permissions, capture
 from nexofork.engine.events import ForkAsked, ForkEnded, ForkStarted, ToolFinished
 from nexofork.errors import BadDirective, ForkRefused
-from tests.support.conversation import KEY, call, request, says
+from tests.support.conversation import KEY, call, declared, request, says
 from tests.support.parents import fork, open_llm, usage_in_log
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def snapshot(threaded_sim: ThreadedSimulator) -> Iterator[CacheSafeParams]:
     """A synchronous parent that has made one call with its own client."""
     with Anthropic(base_url=threaded_sim.url, api_key=KEY, max_retries=0) as client:
         recording = capture(client)
-        client.messages.create(**request())
+        client.messages.create(**request(tools=declared("Buy")))
         yield recording.snapshot()
 
 

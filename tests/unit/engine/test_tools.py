@@ -7,17 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork import ForkOverrides, ForkStatus, FunctionTools, ParentContext, QuerySource
+from nexofork import (
+    ForkOverrides,
+    ForkStatus,
+    FunctionTools,
+    ParentContext,
+    PermissionAnswer,
+    Permissions,
+    QuerySource,
+)
 from nexofork.core.replacement import ContentReplacementState
 from nexofork.engine.dispatch import AGENT_TOOL, ToolCall, ToolOutcome
-from tests.support.conversation import call, says
+from tests.support.conversation import AGENT, BASH, call, declared, says
 from tests.support.parents import Parent, body_of, fork, results_in
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent, ForkResult
+    from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent, ForkResult, PermissionAsk
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.simulator import Simulator
 
@@ -44,7 +52,7 @@ class Running:
 @pytest.fixture
 async def running(sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent) -> Running:
     """Everything a fork needs."""
-    return Running(sim, await parent.ask(), llm, forks)
+    return Running(sim, await parent.ask(tools=declared("Read")), llm, forks)
 
 
 class DenyBash:
@@ -146,7 +154,7 @@ async def test_the_agent_tool_is_refused_when_it_is_called(running: Running) -> 
     (answer,) = results_in(running.sim, 2)
     assert answer["is_error"]
     assert "Do this part of the directive yourself" in answer["content"]
-    assert [tool["name"] for tool in body_of(running.sim, 2)["tools"]] == ["Agent", "Bash"]
+    assert [tool["name"] for tool in body_of(running.sim, 2)["tools"]] == ["Agent", "Bash", "Read"]
     assert result.ok
 
 
@@ -287,3 +295,79 @@ async def test_a_dispatcher_with_a_defect_ends_its_own_fork_alone(
     assert (result.status, result.end) == (ForkStatus.FAILED, "RuntimeError")
     assert "lost my mind" in (result.error or "")
     assert (await running.fork(tools=FunctionTools({"Bash": never}), tool_filter=DenyBash())).ok
+
+
+@pytest.mark.parametrize(
+    "name", ["Read", "bash", "BASH", "Bash ", "Ba\u200bsh", "\uff22ash", "B\u0430sh", "mcp__x__Bash", "Bash\x00", ""]
+)
+async def test_a_tool_that_the_request_does_not_declare_is_not_run(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent, name: str
+) -> None:
+    """The model is told which tools are declared; no tool runs, no permission is asked for, and the fork goes on."""
+    reached, asked = [], []
+
+    class Anything:
+        async def dispatch(self, call: ToolCall) -> ToolOutcome:
+            reached.append(call.name)
+            return ToolOutcome(content="ran")
+
+        def parallel(self, call: ToolCall) -> bool:
+            return False
+
+        def read_only(self, call: ToolCall) -> bool:
+            return False
+
+    async def decide(ask: PermissionAsk) -> PermissionAnswer:
+        asked.append(ask.name)
+        return PermissionAnswer(allow=True)
+
+    directive = says(
+        "Work.", {"tools": [call(name, command="touch x")]}, {"tools": [call("Bash", command="touch x")]}, "Done."
+    )
+    running = Running(sim, await parent.ask(tools=[AGENT, BASH]), llm, forks)
+    result = await running.fork(
+        directive, tools=Anything(), permissions=Permissions(mode="bubble"), on_permission=decide
+    )
+
+    (refused,) = results_in(sim, 2)
+    assert refused["is_error"]
+    assert repr(name) in refused["content"]
+    assert "Declared tools: Agent, Bash." in refused["content"]
+    assert (result.ok, reached, asked) == (True, ["Bash"], ["Bash"])
+
+
+async def test_a_request_without_tools_runs_none(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """A model that calls a tool although its request has none is told so."""
+    running = Running(sim, await parent.ask(tools=[], answer={"text": "Ready."}), llm, forks)
+
+    assert (await running.fork(tools=FunctionTools({"Bash": never}))).ok
+    (refused,) = results_in(sim, 2)
+    assert "It declares no tools." in refused["content"]
+
+
+async def test_a_tool_is_declared_by_its_name_whatever_its_type(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """A typed tool that clients run is theirs; one that the provider runs is not, even if a tool here has its name."""
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "custom", "name": "Read", "input_schema": {"type": "object"}},
+    ]
+    calls = [call("bash"), call("web_search"), call("Read")]
+    running = Running(sim, await parent.ask(tools=tools, answer={"text": "Ready."}), llm, forks)
+
+    async def ran(arguments: dict[str, Any]) -> str:
+        return "ran"
+
+    await running.fork(
+        says("Work.", {"tools": calls}, "Done."),
+        tools=FunctionTools({"bash": ran, "web_search": ran, "Read": ran, "bash_20250124": ran}),
+    )
+
+    bash, search, read = (answer["content"] for answer in results_in(sim, 2))
+    assert (bash, read) == ("ran", "ran")
+    assert "'web_search'" in search
+    assert "Declared tools: bash, Read." in search

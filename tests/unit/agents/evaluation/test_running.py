@@ -13,7 +13,7 @@ from nexofork.agents.evaluation import Case, CaseResult, Suite, evaluate
 from nexofork.agents.evaluation.expecting import Expectation, Outcome, disappointments
 from nexofork.agents.evaluation.junit import junit
 from nexofork.errors import CacheBreak, ForkRefused
-from tests.support.conversation import call, says
+from tests.support.conversation import call, declared, says
 from tests.support.parents import body_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Bench:
 @pytest.fixture
 async def bench(parent: Parent, forks: DefaultForkSubagent, llm: AnthropicProvider) -> Bench:
     """With a warm turn behind it."""
-    return Bench(await parent.ask(answer={"text": "Ready."}), forks, llm)
+    return Bench(await parent.ask(answer={"text": "Ready."}, tools=declared("FileRead", "Grep")), forks, llm)
 
 
 def case(*prompts: str, name: str = "c", runs: int = 1, min_passed: int | None = None, **expect: Any) -> Case:

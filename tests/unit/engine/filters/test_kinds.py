@@ -22,7 +22,7 @@ from nexofork.engine.filters import (
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.errors import ForkRefused
 from nexofork.wire.messages import FilterSpec
-from tests.support.conversation import call, says
+from tests.support.conversation import call, declared, says
 from tests.support.parents import fork, results_in
 
 if TYPE_CHECKING:
@@ -197,7 +197,8 @@ async def test_a_repl_runs_only_where_it_says_that_it_gates(
 
     calls = [call("REPL", code="echo 42"), call("REPL", code=f"touch {tmp_path}/made")]
     directive = says("Work.", {"tools": calls}, {"text": "Done."})
-    params = fork(await parent.ask(), llm, directive, tool_dispatcher=Repl(), tool_filter=AutoMemFilter(tmp_path))
+    asked = await parent.ask(tools=declared("REPL"))
+    params = fork(asked, llm, directive, tool_dispatcher=Repl(), tool_filter=AutoMemFilter(tmp_path))
     assert (await (await forks.fork(params)).result()).ok
 
     reading, writing = results_in(sim, 2)
@@ -215,7 +216,8 @@ async def test_a_denial_is_logged_without_the_arguments(
 ) -> None:
     """Run, tool and reason are in the line, at DEBUG; what the model wrote into the call is not."""
     directive = says("Work.", {"tools": [call("FileWrite", file_path="/x", content="s3cret")]}, {"text": "Done."})
-    params = fork(await parent.ask(), llm, directive, tool_filter=ReadOnlyFilter())
+    asked = await parent.ask(tools=declared("FileWrite"))
+    params = fork(asked, llm, directive, tool_filter=ReadOnlyFilter())
     with caplog.at_level(logging.DEBUG, logger="nexofork.telemetry"):
         result = await (await forks.fork(params)).result()
 

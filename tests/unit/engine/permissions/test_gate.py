@@ -21,7 +21,7 @@ from nexofork.engine.events import ForkAsked, ForkPermitted, ToolStarted
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.place import Place
 from nexofork.errors import BadPermissions, ForkRefused
-from tests.support.conversation import call, says
+from tests.support.conversation import call, declared, says
 from tests.support.parents import Parent, fork, results_in
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ ALLOW, DENY = PermissionAnswer(allow=True), PermissionAnswer(allow=False, note="
 @pytest.fixture
 async def snapshot(parent: Parent) -> CacheSafeParams:
     """A parent that has made one call."""
-    return await parent.ask()
+    return await parent.ask(tools=declared("FileRead", "FileWrite", "Grep", "Build", "REPL"))
 
 
 @pytest.fixture
