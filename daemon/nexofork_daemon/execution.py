@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nexofork.bus.failures import RunAborted
-from nexofork.bus.reading import first_of, last_direct, last_of, stored_at
+from nexofork.bus.failures import MissingBlob, RunAborted
+from nexofork.bus.reading import first_of, last_direct, last_of, last_of_many, stored_at
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
 from nexofork.engine.ledger import CallOwner
@@ -66,6 +66,9 @@ class Execution:
         self.left = False
         """Whether it was left to another daemon."""
         self._news = asyncio.Event()
+        self._request: Requested | None = None
+        self._epoch = 0
+        """The one that this execution claimed; 0 before that."""
         self._budget = RunBudget(delivery.run_id)
         self._ledger: RunLedger | None = None
         self._mail: InboxMail | None = None
@@ -87,11 +90,16 @@ class Execution:
     async def run(self) -> None:
         """Deal with the delivery; nothing it holds or does raises."""
         delivery, pool = self._delivery, self._host.settings.pool
-        with process_span(pool, self.run_id, delivery.headers, attempt=delivery.attempt):
-            try:
+        try:
+            with process_span(pool, self.run_id, delivery.headers, attempt=delivery.attempt):
                 await self._deal()
-            except BusError as exc:
-                log.warning("run %s: %s", self.run_id, exc)
+        except BusError as exc:
+            log.warning("run %s: %s", self.run_id, exc)
+            if not _is_passing(exc):
+                await self._break_off(exc)
+        except Exception as exc:
+            log.exception("run %s failed inside the daemon", self.run_id)
+            await self._break_off(exc)
 
     async def _deal(self) -> None:
         try:
@@ -109,14 +117,42 @@ class Execution:
             await self._delivery.ack()
         else:
             add_facts(parent=request.parent.id or request.parent.host or "")
+            self._request = request
             await self._claim_and_run(request)
+
+    async def _break_off(self, problem: Exception) -> None:
+        """End a run that raised something unexpected here; the next daemon would fare no better.
+
+        Nothing is written where the log says that the run has ended, that a later daemon has it, or that it was asked
+        for before: the other request's delivery is the lease.
+        """
+        try:
+            entries = await self._log.entries()
+            messages = [entry.message for entry in entries]
+            asked = next((entry.seq for entry in entries if isinstance(entry.message, Requested)), self.seq)
+            epoch = max((getattr(one, "epoch", 0) for one in messages), default=0)
+            if asked != self.seq or any(isinstance(one, Final) for one in messages):
+                await self._delivery.ack()
+                return
+            if self._epoch and epoch > self._epoch:
+                log.info("run %s: let go, epoch %d has it", self.run_id, epoch)
+                return
+            tip = entries[-1].seq if entries else 0
+            journal = LogJournal(self._log, self._host.blobs, self.token, epoch=self._epoch or epoch + 1, seq=tip)
+            abort = next((one for one in messages if isinstance(one, AbortEvent)), None)
+            abort = abort or await self._log.inbox_abort()
+            result = self._failed(self._request, problem, ForkStatus.FAILED)
+            await self._report(journal, result if abort is None else _ended_by(abort, result))
+            await self._delivery.ack()
+        except BusError as exc:
+            log.warning("run %s: its end is not on the log yet: %s", self.run_id, exc)
 
     async def _refuse_poison(self, problem: BadMessage) -> None:
         """Report input that nobody can run, once, and take it out of circulation."""
         log.warning("run %s: %s", self.run_id, problem)
         # Read before looking for an end: one that another daemon writes meanwhile then refuses ours.
         tip = await self._log.tip()
-        if not await self._is_noise():
+        if not await self._is_noise() and not await self._is_ended():
             try:
                 await self._log.append(await self._refusal(None, problem, epoch=1), after=tip.seq if tip else 0)
                 metrics.run_ended(ForkStatus.REFUSED.value)
@@ -210,21 +246,33 @@ class Execution:
         await self._host.leaving.leave(self._delivery, reason)
 
     async def _is_ended(self) -> bool:
-        """Whether the parent aborted the run, or somebody reported its end."""
+        """Whether the parent aborted the run, or a daemon reported its end."""
         tip = await self._log.tip()
-        return tip is not None and isinstance(tip.message, (AbortEvent, Final))
+        if tip is not None and tip.seq != self._delivery.seq:
+            messages = [tip.message, *(entry.message for entry in await self._log.entries())]
+            if any(isinstance(message, (AbortEvent, Final)) for message in messages):
+                return True
+        return await self._log.inbox_abort() is not None
 
     def _hinted(self, _: object) -> None:
         self._news.set()
 
     async def _state(self) -> Rebuilt:
-        """Read what was done on this run before; for a fresh one that is a question with an empty answer."""
-        pool = self._host.settings.pool
-        if self._delivery.attempt == 1 and not await last_direct(
-            self._host.bus, log_stream(pool), reports(self.run_id, pool)
-        ):
-            return Rebuilt(tip=self._delivery.seq)
-        return await rebuild(await self._log.entries(), self._host.blobs)
+        """Read what was done on this run before; for a fresh one that is two questions with empty answers."""
+        if self._delivery.attempt == 1 and await self._is_fresh():
+            state = Rebuilt(tip=self._delivery.seq)
+        else:
+            state = await rebuild(await self._log.entries(), self._host.blobs)
+        if state.abort is None and await self._host.inboxes.may_hold(self.run_id, self._delivery.seq):
+            state = replace(state, abort=await self._log.inbox_abort())
+        return state
+
+    async def _is_fresh(self) -> bool:
+        """Whether no daemon wrote on the log, and its parent wrote nothing before this request: no abort, above all."""
+        bus, pool, seq = self._host.bus, self._host.settings.pool, self._delivery.seq
+        if await last_direct(bus, log_stream(pool), reports(self.run_id, pool)) is not None:
+            return False
+        return not await last_of_many(bus, log_stream(pool), [events(self.run_id, pool)], before_seq=seq)
 
     async def _claimed(self, request: Requested, state: Rebuilt) -> LogJournal | None:
         """Claim the run, or deal with the reason not to."""
@@ -234,7 +282,7 @@ class Execution:
         epoch = state.epoch + 1
         journal = LogJournal(self._log, self._host.blobs, self.token, epoch=epoch, seq=state.tip)
         if state.problem is not None:
-            await self._finish(request, journal, await self._failed(request, state.problem, ForkStatus.FAILED))
+            await self._finish(journal, self._failed(request, state.problem, ForkStatus.FAILED))
             return None
         claim = Claimed(
             epoch=epoch,
@@ -251,8 +299,9 @@ class Execution:
             await journal.append(claim)
         except RunAborted as exc:
             self.token.abort(AbortReason.PARENT, exc.event.note)
-            await self._finish(request, journal, self._aborted(request))
+            await self._finish(journal, self._aborted(request))
             return None
+        self._epoch = epoch
         if epoch == 1:
             metrics.waited_in_queue(self._host.clock.now() - self._delivery.stored_at)
         return journal
@@ -260,18 +309,18 @@ class Execution:
     async def _give_up(self, request: Requested, state: Rebuilt) -> None:
         """End a run that keeps losing its daemons, with what it has reached and cost."""
         lost = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
-        failed = await self._failed(request, lost, ForkStatus.FAILED)
+        failed = self._failed(request, lost, ForkStatus.FAILED)
         calls = tuple(call for number, turn in enumerate(state.history, start=1) for call in _calls_of(number, turn))
         texts = [turn.reply.text for turn in state.history if turn.reply.text.strip()]
         result = replace(failed, end="epoch_limit", calls=calls, final_text=texts[-1] if texts else "")
         journal = LogJournal(self._log, self._host.blobs, self.token, epoch=state.epoch, seq=state.tip)
-        await self._finish(request, journal, result)
+        await self._finish(journal, result)
 
     async def _owned(self, request: Requested, state: Rebuilt, journal: LogJournal) -> None:
         """Run the claimed run beside the tasks that keep it ours."""
         if request.skip_transcript and state.side_effects:
             problem = ForkRefused("A run without transcript lost its daemon after a tool had changed something.")
-            await self._finish(request, journal, await self._failed(request, problem, ForkStatus.FAILED))
+            await self._finish(journal, self._failed(request, problem, ForkStatus.FAILED))
             return
         failure: BusError | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -282,7 +331,7 @@ class Execution:
             if request.on_parent_gone == "abort" and request.parent.heartbeat_s and request.parent.id:
                 keeping.append(tasks.create_task(keeper.watch_parent(request.parent)))
             try:
-                await self._finish(request, journal, await self._result(request, state, journal))
+                await self._finish(journal, await self._result(request, state, journal))
             except BusError as exc:
                 failure = exc  # raised inside, the group would wrap it
             finally:
@@ -303,26 +352,33 @@ class Execution:
             ledger=self._ledger,
             mail=self._mail,
         )
-        async with AsyncExitStack() as at_end:
-            try:
+        result: ForkResult | None = None
+        try:
+            async with AsyncExitStack() as at_end:
                 run, bench = await beginning.begin(at_end)
-            except RunAborted as exc:
-                self.token.abort(AbortReason.PARENT, exc.event.note)
-                return self._aborted(request)
-            except WorkspaceMismatch as exc:
-                # Learnt from another run's response after this one was claimed; nothing was sent yet.
-                self.token.abort(AbortReason.SHUTDOWN, str(exc))
-                return self._aborted(request)
-            except NexoforkError as exc:
+                result = _since_first_claim(await run.run(), state)
+                result = await bench.closed(result)
+        except RunAborted as exc:
+            self.token.abort(AbortReason.PARENT, exc.event.note)
+            return result or self._aborted(request)
+        except WorkspaceMismatch as exc:
+            # Learnt from another run's response after this one was claimed; nothing was sent yet.
+            self.token.abort(AbortReason.SHUTDOWN, str(exc))
+            return result or self._aborted(request)
+        except Exception as exc:
+            if result is not None:
+                # It has its result; only clearing up after it went wrong.
+                log.exception("run %s: what was set up for it could not be taken down", self.run_id)
+            elif _is_passing(exc):
+                raise
+            else:
+                if not isinstance(exc, NexoforkError):
+                    log.exception("run %s cannot be begun", self.run_id)
                 status = ForkStatus.REFUSED if isinstance(exc, ForkRefused) else ForkStatus.FAILED
-                return await self._failed(request, exc, status)
-            except Exception as exc:
-                # What a request holds may raise anything; the next daemon would fare no better.
-                log.exception("run %s cannot be begun", self.run_id)
-                return await self._failed(request, exc, ForkStatus.REFUSED)
-            return await bench.closed(_since_first_claim(await run.run(), state))
+                return self._failed(request, exc, status)
+        return result
 
-    async def _finish(self, request: Requested, journal: LogJournal, result: ForkResult) -> None:
+    async def _finish(self, journal: LogJournal, result: ForkResult) -> None:
         """Report how it ended, unless it did not end here."""
         reason = result.abort.reason if result.abort else None
         if reason is AbortReason.LEASE_LOST:
@@ -341,20 +397,24 @@ class Execution:
             sandbox=self._host.workbench.sandbox.name,
             undelivered=(*result.undelivered, *await self._unread()),
         )
+        result = await self._report(journal, result)
+        ended_at = self._host.clock.now()
+        await self._budget.ended()
+        await self._delivery.ack()
+        if result.abort is not None and result.abort.reason is AbortReason.PARENT:
+            await self._measure_abort(ended_at)
+
+    async def _report(self, journal: LogJournal, result: ForkResult) -> ForkResult:
+        """Put the end on the log, and return it as it stands there."""
         try:
             await journal.append(await self._final(result, journal.epoch))
         except RunAborted as exc:
             # The abort came first on the log, so that is how the run ended, whatever was reached meanwhile.
             self.token.abort(AbortReason.PARENT, exc.event.note)
-            cause = Abort(reason=AbortReason.PARENT, note=exc.event.note)
-            result = replace(result, status=ForkStatus.ABORTED, end="parent", abort=cause, error=cause.note or None)
+            result = _ended_by(exc.event, result)
             await journal.append(await self._final(result, journal.epoch))
-        ended_at = self._host.clock.now()
         metrics.run_ended(result.status.value)
-        await self._budget.ended()
-        await self._delivery.ack()
-        if result.abort is not None and result.abort.reason is AbortReason.PARENT:
-            await self._measure_abort(ended_at)
+        return result
 
     async def _measure_abort(self, ended_at: float) -> None:
         """Measure from when the server stored the abort; one that came another way is not measured."""
@@ -385,10 +445,11 @@ class Execution:
         return Final(epoch=epoch, at=time.time(), status=result.status.value, result=payload)
 
     async def _refusal(self, request: Requested | None, problem: NexoforkError, *, epoch: int) -> Final:
-        return await self._final(await self._failed(request, problem, ForkStatus.REFUSED), epoch)
+        return await self._final(self._failed(request, problem, ForkStatus.REFUSED), epoch)
 
-    async def _failed(self, request: Requested | None, problem: Exception, status: ForkStatus) -> ForkResult:
-        known = isinstance(problem, NexoforkError)
+    def _failed(self, request: Requested | None, problem: Exception, status: ForkStatus) -> ForkResult:
+        while isinstance(problem, ExceptionGroup):
+            problem = problem.exceptions[0]
         return ForkResult(
             run_id=self.run_id,
             label=request.label if request else "",
@@ -396,7 +457,7 @@ class Execution:
             model="",
             status=status,
             end=type(problem).__name__,
-            error=str(problem) if known else f"Unexpected {type(problem).__name__}: {problem}",
+            error=_reason(problem, self._host.identity.name),
             daemon=self._host.identity.name,
         )
 
@@ -413,6 +474,29 @@ class Execution:
             error=cause.note or None,
             abort=cause,
         )
+
+
+def _is_passing(problem: Exception) -> bool:
+    """Whether a problem is not the run's: NATS was away, or another daemon has the run. It may be tried again."""
+    if isinstance(problem, RunLost):
+        return True
+    return isinstance(problem, BusError) and problem.retryable and not isinstance(problem, MissingBlob)
+
+
+def _reason(problem: Exception, daemon: str) -> str:
+    """Say what went wrong. What an unknown exception says stays on this host: it may quote anything."""
+    if isinstance(problem, NexoforkError):
+        return str(problem)
+    name = type(problem).__name__
+    if isinstance(problem, OSError) and problem.strerror:
+        where = "" if problem.filename is None else f": {problem.filename!r}"
+        return f"{name} on daemon {daemon}: {problem.strerror}{where}."
+    return f"Unexpected {name} on daemon {daemon}; its log has the details."
+
+
+def _ended_by(abort: AbortEvent, result: ForkResult) -> ForkResult:
+    cause = Abort(reason=AbortReason.PARENT, note=abort.note)
+    return replace(result, status=ForkStatus.ABORTED, end="parent", abort=cause, error=cause.note or None)
 
 
 def _since_first_claim(result: ForkResult, state: Rebuilt) -> ForkResult:

@@ -6,6 +6,7 @@ call. One message for both spares each of them a write and a kilobyte on the wir
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from nexofork.engine.dispatch import NoTools
 from nexofork.engine.filters import build_filter, memory_folders
 from nexofork.engine.outlook import plan_fan_out, prefix_key
 from nexofork.engine.params import prepare
-from nexofork.errors import NexoforkError
 from nexofork.wire.messages import FirstCall
 from nexofork.wire.needs import unknown_needs
 from nexofork_daemon.request import fork_params
@@ -25,26 +25,34 @@ if TYPE_CHECKING:
 
 __all__ = ["first_call"]
 
+log = logging.getLogger(__name__)
+
 
 def first_call(request: Requested, host: Host) -> FirstCall | None:
     """Return the first call of a fresh run; None where it may have to wait, or something has to be fetched first."""
+    try:
+        return _planned(request, host)
+    except Exception:
+        # The run is not claimed yet; what is wrong with it is found again, and reported, once it is.
+        log.debug("the first call of a run was not planned", exc_info=True)
+        return None
+
+
+def _planned(request: Requested, host: Host) -> FirstCall | None:
     snapshot = host.shelf.held(request)
     beside = request.answers or request.workspace or memory_folders(request.filters) or unknown_needs(request)
     if snapshot is None or request.budget or request.group_budget or beside:
         return None
-    try:
-        params = fork_params(
-            request,
-            snapshot,
-            llm=host.provider,
-            tools=NoTools(),
-            tool_filter=build_filter(request.filters),
-            token=AbortToken(),
-            on_message=_unseen,
-        )
-        base, _ = prepare(params)
-    except NexoforkError:
-        return None  # whoever has claimed the run reports it
+    params = fork_params(
+        request,
+        snapshot,
+        llm=host.provider,
+        tools=NoTools(),
+        tool_filter=build_filter(request.filters),
+        token=AbortToken(),
+        on_message=_unseen,
+    )
+    base, _ = prepare(params)
     prefix = prefix_key(params, base)
     decision = plan_fan_out(
         params,

@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from nexofork.bus.failures import RunAborted
+from nexofork.bus.failures import PayloadTooLarge, RunAborted
 from nexofork.engine.abort import AbortReason
 from nexofork.engine.mailbox import Letter
 from nexofork.errors import BusError
@@ -157,6 +157,8 @@ class LogJournal:
         except RunAborted as exc:
             self._token.abort(AbortReason.PARENT, exc.event.note)
             await _until_cancelled()
+        except PayloadTooLarge:
+            raise  # no daemon can write it
         except BusError as exc:
             self._token.abort(AbortReason.LEASE_LOST, str(exc))
             await _until_cancelled()

@@ -115,27 +115,37 @@ async def read_subject(
         start = {"seq": page[-1].seq + 1}
 
 
-async def last_of_many(bus: Bus, stream: str, filters: Sequence[str]) -> list[Stored]:
+async def last_of_many(bus: Bus, stream: str, filters: Sequence[str], *, before_seq: int | None = None) -> list[Stored]:
     """Return the newest message of every subject that matches one of the filters, in the order of the stream.
+
+    Args:
+        bus: The connection.
+        stream: Which stream.
+        filters: Subjects or filters.
+        before_seq: Leaves out what stands at this sequence and after it.
 
     Raises:
         BusError: They cannot be read, or one filter alone matches more subjects than the server answers for (1,024).
     """
+    if before_seq is not None and before_seq <= 1:
+        return []
     found: dict[int, Stored] = {}
+    limit = {} if before_seq is None else {"up_to_seq": before_seq - 1}
     for start in range(0, len(filters), _FILTERS):
-        for message in await _newest(bus, stream, filters[start : start + _FILTERS]):
+        for message in await _newest(bus, stream, filters[start : start + _FILTERS], limit):
             found[message.seq] = message
     return [found[seq] for seq in sorted(found)]
 
 
-async def _newest(bus: Bus, stream: str, filters: Sequence[str]) -> list[Stored]:
-    page, end = await _page(bus, stream, {"multi_last": list(filters)})
+async def _newest(bus: Bus, stream: str, filters: Sequence[str], limit: Mapping[str, int]) -> list[Stored]:
+    page, end = await _page(bus, stream, {"multi_last": list(filters), **limit})
     if end.status != "413":
         return page
     if len(filters) == 1:
         raise BusError(f"{filters[0]!r} matches too many subjects of {stream} to read at once.", retryable=False)
     half = len(filters) // 2
-    return [*await _newest(bus, stream, filters[:half]), *await _newest(bus, stream, filters[half:])]
+    halves = filters[:half], filters[half:]
+    return [message for some in halves for message in await _newest(bus, stream, some, limit)]
 
 
 async def _from_leader(bus: Bus, stream: str, query: Mapping[str, Any]) -> Stored | None:

@@ -47,7 +47,7 @@ class PathSpec(WireModel):
 
     kind: Literal["path"]
     """Which of the two it is."""
-    path: str = Field(pattern=r"^/", max_length=4096)
+    path: str = Field(pattern=r"^/[^\x00]*$", max_length=4096)
     """Where it is, on the daemon as on the parent."""
 
 

@@ -139,14 +139,19 @@ class Fleet:
         path: Sequence[str] = (),
         mcp_config: Path | None = None,
         env: Mapping[str, str] | None = None,
+        obeys_modes: bool = False,
         **settings: Any,
     ) -> Process:
-        """Start a daemon process; `path` is where it finds further packages, `env` is added to its environment."""
+        """Start a daemon process; `path` is where it finds further packages, `env` is added to its environment.
+
+        One that `obeys_modes` has no right to pass over the modes of files, even if the tests run as root.
+        """
         name = name or f"d{len(self.processes)}"
         chosen = {"name": name, "pool": self.pool, "lease_s": self.lease_s, "slots": 16, "drain_s": 0, **settings}
         chosen = {"state_dir": str(self.folder / "state"), **chosen}
         spec = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen, "path": list(path)}
         spec["env"] = dict(env or {})
+        spec["obeys_modes"] = obeys_modes
         if mcp_config is not None:
             spec["mcp_config"] = str(mcp_config)
         if "daemon" in self.seeds:

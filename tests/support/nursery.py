@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from nexofork.engine.dispatch import ToolCall
 
 _PR_SET_PDEATHSIG = 1
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
+_DAC_CAPABILITIES = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 _POLL_S = 0.01
 
 
@@ -86,6 +88,8 @@ async def be_daemon(spec: dict[str, Any]) -> None:
     """Serve as a daemon until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if spec.get("obeys_modes"):
+        _obey_modes()
     seed = Path(spec["nkey_seed"]) if spec.get("nkey_seed") else None
     bus_settings = BusSettings(urls=tuple(spec["urls"]), nkey_seed=seed)
     settings = _settings(spec["settings"], seed)
@@ -107,6 +111,16 @@ async def be_daemon(spec: dict[str, Any]) -> None:
             stop=stop,
             ready=lambda: _ready(health, bus),
         )
+
+
+def _obey_modes() -> None:
+    """Give up what lets root read and write whatever a file's mode says."""
+    libc, data = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 6)()
+    header = (ctypes.c_uint32 * 2)(_LINUX_CAPABILITY_VERSION_3, 0)
+    assert libc.capget(header, data) == 0, os.strerror(ctypes.get_errno())
+    for index in (0, 1):  # effective and permitted, capabilities below 32
+        data[index] &= ~_DAC_CAPABILITIES
+    assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
 
 
 def _ready(health: Health, bus: Bus) -> None:

@@ -9,6 +9,7 @@ import nats
 import pytest
 
 from nexofork import ForkStatus
+from nexofork.bus.blobs import BlobStore
 from nexofork.bus.jetstream import call as api
 from nexofork.bus.run_log import RunLog
 from nexofork.wire import messages as wire
@@ -20,6 +21,7 @@ from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from nats.aio.client import Client
 
@@ -110,6 +112,21 @@ async def test_a_message_that_is_no_request_is_refused_once(fleet: Fleet, bare: 
         {"notes": ["\x00", "\ud800"]},
         {"query_source": ""},
         {"snapshot": {"blob": {"owner": "daemon", "name": "x", "sha256": "0" * 64, "size": 10**12, "chunks": 9}}},
+        {"snapshot": {"text": '{"model":"m","max_tokens":1,"messages":[],"tools":["Bash",{"name":7}]}'}},
+        {"workspace": {"kind": "path", "path": "/" + "a" * 300}},
+        {"workspace": {"kind": "path", "path": "/a" * 2048}},
+        {"workspace": {"kind": "path", "path": "/\x00"}},
+        {"filters": [{"name": "automem", "args": ["/\x00"]}]},
+        {"filters": [{"name": "automem", "args": ["/" + "a" * 300]}]},
+        {"siblings": 10**400},
+        {"max_turns": 10**400},
+        {"timeout_s": 1e308, "at": 1e308, "sent_at": -1e308},
+        {"parent": {"id": "p", "heartbeat_s": -1e308}, "on_parent_gone": "abort"},
+        {"group": "a b.*.>\x00", "group_budget": {"tokens": 10**400}},
+        {"budget": {"usd": 1e308, "tokens": 10**400}},
+        {"label": "x" * 500_000},
+        {"headers": {"anthropic-beta": "a\r\nb", "a b": "\x00"}},
+        {"query": [["\x00", "\n"]]},
     ],
     ids=lambda change: "-".join(change) + str(len(str(change))),
 )
@@ -269,3 +286,56 @@ async def test_nothing_that_was_refused_was_asked_of_the_model(fleet: Fleet, bar
     await ended(fleet, "free")
 
     await eventually(lambda: fleet.sim.request_count == 0)
+
+
+async def test_a_folder_that_may_not_be_entered_ends_the_run(fleet: Fleet, bare: Client, tmp_path: Path) -> None:
+    """The log says why after one attempt, the daemon's own log has the traceback, and the daemon goes on."""
+    locked = tmp_path / "locked"
+    (locked / "inner").mkdir(parents=True)
+    locked.chmod(0)
+    daemon = await fleet.daemon(obeys_modes=True)
+    try:
+        data = await plain_request(fleet, workspace={"kind": "path", "path": f"{locked}/inner"})
+        await bare.request(events("locked", fleet.pool), json.dumps(data).encode(), timeout=10)
+        result = await ended(fleet, "locked")
+        await settled(fleet)
+    finally:
+        locked.chmod(0o700)
+
+    assert (result.status, result.end, result.attempts) == (ForkStatus.FAILED, "PermissionError", 1)
+    assert f"Permission denied: '{locked}/inner'" in (result.error or "")
+    assert "Traceback" in daemon.log
+    async with fleet.connect() as forks:
+        assert (await (await forks.fork(await fleet.params("quince"))).result()).ok
+
+
+async def test_what_an_unknown_exception_says_stays_on_the_daemon(fleet: Fleet, bare: Client) -> None:
+    """The run ends as failed with the name of the exception; its words, which may quote anything, are not sent."""
+    daemon = await fleet.daemon()
+    await fleet.snapshot()
+    data = await plain_request(fleet, filters=[{"name": "automem", "args": ["/sk-secret\x00"]}])
+
+    await bare.request(events("quoting", fleet.pool), json.dumps(data).encode(), timeout=10)
+    result = await ended(fleet, "quoting")
+
+    assert (result.status, result.end) == (ForkStatus.FAILED, "ValueError")
+    assert f"Unexpected ValueError on daemon {daemon.name}" in (result.error or "")
+    assert "embedded null byte" in daemon.log
+    assert "embedded null byte" not in result.to_wire().decode()
+
+
+async def test_a_claim_that_fits_no_message_ends_the_run(fleet: Fleet, bare: Client) -> None:
+    """A name of a model that is too long for the log is found at the second run, whose claim announces its call."""
+    await fleet.daemon()
+    body = {"model": "m" * 1_100_000, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi."}]}
+    blobs = BlobStore(fleet.bus, "parent")
+    snapshot = {"blob": (await blobs.put(json.dumps(body).encode())).model_dump()}
+    data = json.dumps({"v": 1, "kind": "requested", "snapshot": snapshot, "directive": "x"}).encode()
+
+    for run_id in ("long-1", "long-2", "long-3"):
+        await bare.request(events(run_id, fleet.pool), data, timeout=10)
+        result = await ended(fleet, run_id)
+        assert result.status is not ForkStatus.COMPLETED
+        assert result.error
+        assert len(finals(await fleet.reports(run_id))) == 1
+    await settled(fleet)
