@@ -163,7 +163,7 @@ class _Service:
             beating = tasks.create_task(self._watch.beat())
             self._tell()
             tending = tasks.create_task(self._host.workbench.tend())
-            metrics.expect_runs(status.value for status in ForkStatus if status is not ForkStatus.RUNNING)
+            metrics.expect_runs(status.value for status in ForkStatus if status.over)
             metrics.slots_changed(self._counted)
             ready()
             try:

@@ -266,6 +266,8 @@ class Workspaces:
                     return Unfit(reason=str(exc))
                 except FileNotFoundError:
                     return Unfit(reason=f"its folder {spec.path!r} is not on this host", lasting=True)
+                except (OSError, ValueError):
+                    return None  # setting the run up meets it too, and ends the run with the reason
             case GitSpec():
                 if _told_mounted(state) and not _mounts(spec, sandbox):
                     reason = f"its child sees its checkout at {spec.root!r}, where no sandbox can show it on this host"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nexofork import ForkStatus, NexoforkError
+from nexofork import NexoforkError
 from nexofork.errors import BusError, ForkRefused
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Children:
     @property
     def running(self) -> list[ForkHandle]:
         """Those that have not ended."""
-        return [handle for handle in self.handles if handle.status is ForkStatus.RUNNING]
+        return [handle for handle in self.handles if not handle.status.over]
 
     async def settled(self) -> None:
         """Return when all that are being started are."""

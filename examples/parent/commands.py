@@ -102,7 +102,7 @@ class Commands:
         for number, handle in enumerate(self._children.handles, start=1):
             row = rows.get(handle.run_id)
             # The handle may know of an end that the log's index does not have yet.
-            status = handle.status if row is None or handle.status is not ForkStatus.RUNNING else row.status
+            status = handle.status if row is None or handle.status.over else row.status
             where = f"on {row.daemon}" if row and row.daemon else "on no host"
             self._terminal.show(f"{number}  {status}  {where}  {handle.label}  {handle.run_id}")
 
@@ -163,7 +163,7 @@ class Commands:
                 self._terminal.show(f"{name} is merged: {', '.join(one.subject for one in fetched.commits)}")
 
     async def _fetched(self, handle: ForkHandle) -> Fetched:
-        if handle.status is ForkStatus.RUNNING:
+        if not handle.status.over:
             raise ForkRefused(f"{self._children.name(handle.run_id)} is still at work.")
         return await handle.fetch(self._root)
 

@@ -24,7 +24,6 @@ from nexofork.agents.settings import AgentSettings
 from nexofork.agents.turn import refuse_other_turn, with_reply
 from nexofork.core.query_source import refuse_if_fork
 from nexofork.engine.params import DelegateMode, ForkParams
-from nexofork.engine.result import ForkStatus
 from nexofork.errors import BadAgentCall, BusError, ForkRefused
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from nexofork.agents.tool import SnapshotSource
     from nexofork.core.reply import ToolUse
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.result import ForkResult
+    from nexofork.engine.result import ForkResult, ForkStatus
 
 __all__ = ["DELEGATE_TOOL", "DELEGATE_TOOL_SCHEMA", "DelegationTool", "delegate_tool"]
 
@@ -182,7 +181,7 @@ class DelegationTool(Background):
         except (ForkRefused, BusError) as exc:
             log.warning("a Delegate call was not followed: %s", exc)
             return _result(use.id, str(exc), is_error=True)
-        if handle.status is ForkStatus.RUNNING:
+        if not handle.status.over:
             self.follow(handle)
             return _result(use.id, _moved(handle))
         return _reported(use.id, await handle.result())

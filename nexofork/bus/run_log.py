@@ -53,6 +53,7 @@ __all__ = [
     "RunFacts",
     "RunLog",
     "StoreFull",
+    "posted_abort",
     "read_facts",
 ]
 
@@ -232,13 +233,7 @@ class RunLog:
         """
         subject = subjects.inbox(self.run_id, "abort", self._pool)
         stored = await last_of(self._bus, inbox_stream(self._pool), subject)
-        if stored is None:
-            return None
-        try:
-            answer = Answer.model_validate_json(stored.data)
-        except ValueError:
-            return AbortEvent(note="an abort that cannot be read")
-        return AbortEvent(id=answer.id, note=answer.text, by=str(answer.data.get("by", "")))
+        return None if stored is None else posted_abort(stored)
 
     async def _put(self, subject: str, data: bytes, after: int | None, headers: Mapping[str, str] | None = None) -> int:
         expected = {} if after is None else expect_last(after, self._filter)
@@ -368,6 +363,15 @@ class _Tries:
             assert self._last is not None, "a pause follows a failure"
             raise self._last
         await asyncio.sleep(min(0.002 * 2**self.count, 0.25))
+
+
+def posted_abort(stored: Stored) -> AbortEvent:
+    """Return the abort that stands in an inbox; also what cannot be read there ends the run."""
+    try:
+        answer = Answer.model_validate_json(stored.data)
+    except ValueError:
+        return AbortEvent(note="an abort that cannot be read")
+    return AbortEvent(id=answer.id, note=answer.text, by=str(answer.data.get("by", "")))
 
 
 def _entry(stored: Stored) -> Entry:

@@ -166,7 +166,8 @@ def _words(shown: dict[str, Any]) -> str:
             size = f"{shown['bundle']['size']} bytes" if shown["bundle"] else "unchanged"
             return f"turn {shown['turn']}: {shown['state']['head'][:12]}, {size}"
         case "abort":
-            return f"{shown['note']} (by {shown['by'] or 'unknown'})"
+            before = "aborted before a daemon took it: " if shown.get("status") else ""
+            return f"{before}{shown['note']} (by {shown['by'] or 'unknown'})"
         case "final":
             return f"{shown['status']} {shown['error'] or shown['final_text']}"
         case _:

@@ -18,11 +18,12 @@ from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.log_lines import entry_line, entry_object
 from nexofork.cli.options import json_option, target_options
-from nexofork.cli.output import counted, print_json
+from nexofork.cli.output import brief, counted, print_json
 from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
+from nexofork.engine.result import ForkStatus
 from nexofork.errors import BusError, ForkRefused
-from nexofork.wire.messages import Final
+from nexofork.wire.messages import AbortEvent, Claimed, Final
 from nexofork.wire.subjects import live_reports
 
 if TYPE_CHECKING:
@@ -56,13 +57,51 @@ async def _logs(given: str, *, follow: bool, as_json: bool, target: Target) -> i
         entries = await log.entries()
         if not entries:
             raise ForkRefused(f"There is no run {run_id!r} in pool {target.pool!r}; it may have expired.")
-        seen = await _show(entries, blobs, as_json=as_json, follow=follow)
+        shown = _Shown(log, blobs, as_json=as_json, patient=follow)
+        await shown.add(entries)
         waiting = _Waiting(bus, target.pool)
-        while follow and not any(isinstance(entry.message, Final) for entry in entries):
-            entries = await _more(bus, log, news, seen)
+        while follow and not await shown.over():
+            entries = await _more(bus, log, news, shown.seq)
             await waiting.tell(entries)
-            seen = await _show(entries, blobs, as_json=as_json, follow=True) or seen
+            await shown.add(entries)
     return OK
+
+
+class _Shown:
+    """What was shown of a log, and what it means for whether the run is over."""
+
+    def __init__(self, log: RunLog, blobs: BlobStore, *, as_json: bool, patient: bool) -> None:
+        self.seq = 0
+        self._log = log
+        self._blobs = blobs
+        self._as_json = as_json
+        self._patient = patient
+        self._claimed = False
+        self._ended = False
+
+    async def add(self, entries: list[Entry]) -> None:
+        """Show entries; an abort before any claim is the end."""
+        for entry in entries:
+            shown = await entry_object(entry, self._blobs, patient=self._patient)
+            self._claimed = self._claimed or isinstance(entry.message, Claimed)
+            if isinstance(entry.message, AbortEvent) and not self._claimed and not self._ended:
+                shown["status"] = ForkStatus.ABORTED.value
+            self._ended = self._ended or isinstance(entry.message, Final) or "status" in shown
+            self.seq = entry.seq
+            if self._as_json:
+                print_json(shown)
+            else:
+                click.echo(entry_line(shown))
+
+    async def over(self) -> bool:
+        """Whether nothing more is to come."""
+        if not self._ended and not self._claimed:
+            with suppress(BusError):  # an observer may not look there
+                abort = await self._log.inbox_abort()
+                if abort is not None:
+                    self._ended = True
+                    click.echo(f"aborted while the log was full: {brief(abort.note, 160)}", err=True)
+        return self._ended
 
 
 class _Waiting:
@@ -111,13 +150,3 @@ async def _more(bus: Bus, log: RunLog, news: asyncio.Event, seen: int) -> list[E
         if not exc.retryable:
             raise
         return []
-
-
-async def _show(entries: list[Entry], blobs: BlobStore, *, as_json: bool, follow: bool) -> int:
-    for entry in entries:
-        shown = await entry_object(entry, blobs, patient=follow)
-        if as_json:
-            print_json(shown)
-        else:
-            click.echo(entry_line(shown))
-    return entries[-1].seq if entries else 0

@@ -26,6 +26,7 @@ _COLOURS = {
     ForkStatus.RUNNING: "cyan",
     "queued": "yellow",
     "aborting": "yellow",
+    ForkStatus.ABORTING_NO_DAEMON: "yellow",
     ForkStatus.ABORTED: "yellow",
 }
 

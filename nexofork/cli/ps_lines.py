@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["by_urgency", "daemon_lines", "daemon_object", "run_lines", "run_phrase", "totals_line", "totals_object"]
 
-_ORDER = {"running": 0, "aborting": 0, "queued": 1}
+_ORDER = {"running": 0, "aborting": 0, "aborting (no daemon)": 0, "queued": 1}
 
 
 def daemon_object(presence: Presence) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from nexofork.bus.pickup import queue_depth
 from nexofork.bus.presence import PresenceBoard
 from nexofork.cli.output import counted
 from nexofork.engine.events import ForkClaimed, ForkEnded
+from nexofork.engine.result import ForkStatus
 from nexofork.errors import BusError
 
 if TYPE_CHECKING:
@@ -118,9 +119,14 @@ class Watch:
                 connected_at = loop.time()
             elif loop.time() - connected_at > _DOWN_S:
                 self._give_up()
-            if self._unclaimed and self._bus.connected and loop.time() >= notice_at:
-                notice_at = loop.time() + _NOTICE_EVERY_S
-                await self._notice()
+            if self._bus.connected and loop.time() >= notice_at:
+                if self._unclaimed:
+                    notice_at = loop.time() + _NOTICE_EVERY_S
+                    await self._notice()
+                elif any(handle.status is ForkStatus.ABORTING_NO_DAEMON for handle in self.open):
+                    notice_at = loop.time() + _NOTICE_EVERY_S
+                    start = f"start one with `nexofork daemon --pool {self._pool}`"
+                    self._sink.note(f"aborting (no daemon): no daemon is there to end the run; {start}.")
 
     async def _notice(self) -> None:
         """Say what the runs wait for that no daemon has taken."""

@@ -44,6 +44,8 @@ class ForkRecord:
         self.run_id = run_id
         self.label = label
         self.result: ForkResult | None = None
+        self.unattended = False
+        """Whether the run is aborted, a daemon had it, and no daemon is there to end it."""
         self.events: list[ForkEvent] = []
         self._skip_transcript = skip_transcript
         self._observer = observer
@@ -147,7 +149,9 @@ class ForkHandle:
     @property
     def status(self) -> ForkStatus:
         """Where the run is now."""
-        return self._record.result.status if self._record.result else ForkStatus.RUNNING
+        if self._record.result is not None:
+            return self._record.result.status
+        return ForkStatus.ABORTING_NO_DAEMON if self._record.unattended else ForkStatus.RUNNING
 
     async def result(self) -> ForkResult:
         """Wait for the end and return the result, whatever the status; may be asked again.

@@ -18,7 +18,6 @@ from nexofork.engine.ledger import CallOwner, MemoryLedger
 from nexofork.engine.mailbox import LocalMailbox
 from nexofork.engine.params import DelegateMode, prepare, refuse_groupless
 from nexofork.engine.permissions import Gate, LocalDesk
-from nexofork.engine.result import ForkStatus
 from nexofork.engine.run import ForkRun
 from nexofork.engine.warmth import Warmth
 from nexofork.errors import CannotWake, ForkRefused
@@ -121,7 +120,7 @@ class DefaultForkSubagent:
         check_changes(run_id, changes)
         if past is None:
             raise CannotWake(run_id, "it is none of this factory's forks", fix="Wake it where it was started.")
-        if handle.status is ForkStatus.RUNNING:
+        if not handle.status.over:
             raise CannotWake(run_id, "it is not over", fix="Say it with `message`: the child reads it between turns.")
         result = await handle.result()
         if past.journal is None:

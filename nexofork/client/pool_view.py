@@ -15,7 +15,7 @@ from nexofork.bus.jetstream import call
 from nexofork.bus.presence import PresenceBoard, read_presence
 from nexofork.bus.reading import Stored, read_subject
 from nexofork.client.run_listing import is_asked_for, is_run_id, list_runs, stored_at
-from nexofork.client.run_rows import RunRow, advanced, requested_row
+from nexofork.client.run_rows import RunRow, advanced, attended, requested_row
 from nexofork.core.usage import Usage
 from nexofork.errors import BadMessage, BusError
 from nexofork.wire import messages as wire
@@ -95,7 +95,7 @@ class PoolView:
             slots=sum(one.slots for one in daemons),
             busy=sum(one.running for one in daemons),
             queued=sum(row.status == "queued" for row in rows),
-            running=sum(row.status in ("running", "aborting") for row in rows),
+            running=sum(not row.over and row.status != "queued" for row in rows),
             ended=sum(row.over for row in rows),
             usage=sum((row.usage for row in rows), start=Usage()),
             cost_usd=sum(costs) if costs else None,
@@ -154,7 +154,17 @@ class PoolView:
                 if not exc.retryable:
                     raise
                 self._stale, found = True, []
-            yield found
+            yield [*found, *self._attend()]
+
+    def _attend(self) -> list[Change]:
+        """Return the aborted runs for which a daemon has come or gone that could end them."""
+        changed = []
+        for run_id, row in self.runs.items():
+            after = attended(row, self.daemons.values())
+            if after is not row and after != row:
+                changed.append((run_id, after))
+        self.runs.update(changed)
+        return [Change(run=row) for _, row in changed]
 
     async def _catch_up(self) -> list[Change]:
         changed: dict[str, RunRow] = {}

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.jetstream import EXPECTED_LAST
 from nexofork.bus.pickup import queue_depth
-from nexofork.bus.run_log import RunLog
+from nexofork.bus.presence import PresenceBoard
+from nexofork.bus.reading import last_direct
+from nexofork.bus.run_log import RunLog, posted_abort
 from nexofork.client.letters import post_letter, written
 from nexofork.client.permitting import Permitting, check_open, put_answer
 from nexofork.core.reply import Reply
@@ -42,7 +44,8 @@ from nexofork.engine.events import (
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BadMessage, BadReply, BusError, ForkIsOver, ForkRefused
 from nexofork.wire import messages as wire
-from nexofork.wire.subjects import delta, live_reports, reports
+from nexofork.wire.streams import inbox_stream
+from nexofork.wire.subjects import delta, inbox, live_reports, reports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -61,6 +64,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 _LOOK_S = 2.0
+_QUIET_S = 30.0
 _LATEST = 1e11
 """A later time than any clock can have said."""
 
@@ -104,6 +108,12 @@ class RemoteRun:
         """When the entry that is applied was written, by its writer's clock."""
         self._seen = 0
         self._stale = False
+        self._owner = ""
+        """The daemon that has the run."""
+        self._aborting = False
+        """Whether it was aborted after a daemon had taken it."""
+        self._overdue = False
+        """Whether to look at what neither the feed nor the log tells."""
         self._subscriptions: list[Subscription] = []
 
     async def listen(self, *, deltas: bool = False) -> None:
@@ -125,6 +135,7 @@ class RemoteRun:
             known: Whether the log up to here holds nothing that was not applied, so that it need not be read first.
         """
         self._seen = after
+        self._overdue = not known
         removers = [self._bus.on_reconnect(self._reread), self._bus.on_shut_out(self._shut_out)]
         missed = not known
         try:
@@ -137,6 +148,8 @@ class RemoteRun:
                 if not missed:
                     # Only now: further down the log a question may stand answered.
                     self._permitting.begin()
+                    if self._overdue or self._aborting:
+                        await self._look_around()
                 if not self._arrived and not self._stale:
                     await self._wait(missed)
         finally:
@@ -166,8 +179,8 @@ class RemoteRun:
             await self.log.abort(wire.AbortEvent(at=time.time(), note=note, by=self._parent_id))
             if self.servant is not None:
                 self.servant.stop()
-            if not self.claimed.is_set():
-                self._reread()  # no daemon may be there to report what the log says already
+            self._overdue = True
+            self._reread()  # no daemon may be there to report what the log says already
 
     async def message(self, text: str) -> None:
         """Put a message to the child into its inbox.
@@ -229,16 +242,35 @@ class RemoteRun:
     async def _wait(self, missed: bool) -> None:
         if self.record.result is not None:
             return
-        # A read that failed is tried again soon. What daemons do comes by the feed; another process's abort of a run
-        # that no daemon has does not, so until one has it the log is looked at now and then.
-        unclaimed_s = None if self.claimed.is_set() else _LOOK_S
+        # A read that failed is tried again soon. What daemons do comes by the feed; another process's abort does not,
+        # so the log is looked at now and then, more often while no daemon may be there to report the end.
+        look_s = _QUIET_S if self.claimed.is_set() and not self._aborting else _LOOK_S
         try:
-            async with asyncio.timeout(_RETRY_S if missed else unclaimed_s):
+            async with asyncio.timeout(_RETRY_S if missed else look_s):
                 await self._news.wait()
         except TimeoutError:
-            self._stale = True
+            self._stale = self._overdue = True
             return
         self._news.clear()
+
+    async def _look_around(self) -> None:
+        """Find out what neither the feed nor the log tells of a run that is not over."""
+        run_id, pool = self.record.run_id, self._pool
+        self._overdue = False
+        try:
+            if not self.claimed.is_set():
+                posted = await last_direct(self._bus, inbox_stream(pool), inbox(run_id, "abort", pool))
+                if posted is not None and not any(
+                    isinstance(entry.message, wire.Claimed) for entry in await self.log.entries()
+                ):
+                    # The log was full. Daemons look there before they claim, so none begins the run any more.
+                    self.claimed.set()
+                    self._end(await self._never_started(posted_abort(posted)))
+            elif self._aborting:
+                daemons = await PresenceBoard(self._bus).daemons(pool)
+                self.record.unattended = not any(not one.draining or one.daemon.name == self._owner for one in daemons)
+        except BusError as exc:
+            log.info("run %s: its surroundings could not be read yet: %s", run_id, exc)
 
     def _live(self, message: Msg) -> None:
         headers = message.headers
@@ -311,6 +343,7 @@ class RemoteRun:
             case wire.Claimed():
                 self.claimed.set()
                 by = message.daemon
+                self._owner = by.name
                 self._add(ForkClaimed(run_id=run_id, epoch=message.epoch, daemon=by.name, host=by.host))
                 self._decided(message)
             case wire.CallStarted():
@@ -343,6 +376,8 @@ class RemoteRun:
                 # Nobody can claim a run behind its abort, so it is over before anybody says so.
                 self.claimed.set()
                 self._end(await self._never_started(message))
+            case wire.AbortEvent():
+                self._aborting = True
             case wire.Final():
                 self.claimed.set()
                 if self.servant is not None:
@@ -449,7 +484,7 @@ class RemoteRun:
                 model="",
                 # Whoever counts on a completed run counts on its result.
                 status=ForkStatus.FAILED
-                if final.status not in set(ForkStatus) - {ForkStatus.COMPLETED}
+                if final.status not in {status for status in ForkStatus if status.over} - {ForkStatus.COMPLETED}
                 else ForkStatus(final.status),
                 end="result_lost",
                 error=f"The run ended as {final.status}, but its result is not to be had: {exc}",

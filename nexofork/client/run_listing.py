@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from nexofork.bus.jetstream import call
+from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.reading import last_of_many, read_subject
-from nexofork.bus.run_log import read_facts
-from nexofork.client.run_rows import RunRow, advanced, requested_row
-from nexofork.errors import BadMessage
+from nexofork.bus.run_log import posted_abort, read_facts
+from nexofork.client.run_rows import RunRow, advanced, attended, requested_row
+from nexofork.errors import BadMessage, BusError
 from nexofork.wire import messages as wire
-from nexofork.wire.streams import log_stream
-from nexofork.wire.subjects import check_run_id, events, reports, run_filter, run_of
+from nexofork.wire.streams import inbox_stream, log_stream
+from nexofork.wire.subjects import check_run_id, events, inbox, reports, run_filter, run_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -67,6 +69,10 @@ async def list_runs(
         request, at = await _request(bus, pool, run_id, asked.get(run_id))
         if is_asked_for(request, parent, group):
             rows.append(await _row(bus, pool, run_id, _Asked(request, at, asked.get(run_id)), said.get(run_id)))
+    rows = await _with_inbox_aborts(bus, pool, rows)
+    if any(row.status == "aborting" for row in rows):
+        daemons = await PresenceBoard(bus).daemons(pool)
+        rows = [attended(row, daemons) for row in rows]
     return sorted(rows, key=lambda row: row.requested_at or 0.0, reverse=True)
 
 
@@ -86,6 +92,16 @@ async def claimants(bus: Bus, pool: str) -> AsyncIterator[wire.Daemon]:
         facts = await read_facts(bus, run_of(stored.subject), pool=pool, whole=True)
         if facts.claims and not facts.over:
             yield facts.claims[max(facts.claims)].daemon
+
+
+async def _with_inbox_aborts(bus: Bus, pool: str, rows: list[RunRow]) -> list[RunRow]:
+    """Apply the aborts that are in inboxes because the log was full; an observer may not read those."""
+    subjects = [inbox(row.run_id, "abort", pool) for row in rows if not row.over and is_run_id(row.run_id)]
+    try:
+        found = {run_of(one.subject): one for one in await last_of_many(bus, inbox_stream(pool), subjects)}
+    except BusError:
+        return rows
+    return [advanced(row, posted_abort(found[row.run_id]), row.seq) if row.run_id in found else row for row in rows]
 
 
 class _Asked(NamedTuple):
@@ -136,14 +152,16 @@ async def _row(bus: Bus, pool: str, run_id: str, asked: _Asked, said: Stored | N
         row = requested_row(request, run_id=run_id, pool=pool, at=stored_at(request, asked.stored))
     if isinstance(report, wire.Final):
         return advanced(row, report, said.seq if said else 0)
+    found: list[tuple[int, wire.AbortEvent | wire.AnyReport]] = []
     if report is not None:
-        for stored in await read_subject(bus, log_stream(pool), reports(run_id, pool)):
-            if (each := _report(stored)) is not None:
-                row = advanced(row, each, stored.seq)
+        stored = await read_subject(bus, log_stream(pool), reports(run_id, pool))
+        found = [(one.seq, each) for one in stored if (each := _report(one)) is not None]
     elif said is not None:
         row = replace(row, status="running")
     if isinstance(event, wire.AbortEvent) and asked.newest is not None:
-        row = advanced(row, event, asked.newest.seq)
+        found.append((asked.newest.seq, event))
+    for seq, message in sorted(found, key=itemgetter(0)):
+        row = advanced(row, message, seq)
     return row
 
 

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import cost_usd
-from nexofork.engine.result import ForkResult
+from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BadMessage, BadPrices, UnknownModelPrice
 from nexofork.wire import messages as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["RunRow", "advanced", "requested_row"]
+__all__ = ["RunRow", "advanced", "attended", "requested_row"]
 
-_OPEN = ("queued", "running", "aborting")
+_ABORTING = ("aborting", ForkStatus.ABORTING_NO_DAEMON.value)
+_OPEN = ("queued", "running", *_ABORTING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class RunRow:
     run_id: str
     pool: str
     status: str
-    """``queued``, ``running``, ``aborting``, or how it ended."""
+    """``queued``, ``running``, ``aborting``, ``aborting (no daemon)``, or how it ended."""
     last: str
     """The kind of the newest message."""
     directive: str = ""
@@ -91,9 +92,11 @@ def advanced(row: RunRow, message: wire.AbortEvent | wire.AnyReport, seq: int) -
     if row.over:
         return row  # the first end stands
     if isinstance(message, wire.AbortEvent):
-        return replace(row, status="aborting", last=row.last if row.epoch else message.kind, seq=max(seq, row.seq))
+        if not row.epoch:  # no daemon can claim it any more
+            return replace(row, status=ForkStatus.ABORTED.value, last=message.kind, seq=max(seq, row.seq))
+        return replace(row, status="aborting", seq=max(seq, row.seq))
     status = "queued" if isinstance(message, wire.HandedOver) else "running"
-    status = row.status if row.status == "aborting" else status
+    status = row.status if row.status in _ABORTING else status
     now = replace(row, last=message.kind, epoch=message.epoch, status=status, seq=max(seq, row.seq))
     if (call := wire.announced_call(message)) is not None and call.model:
         now = replace(now, model=call.model)
@@ -110,6 +113,14 @@ def advanced(row: RunRow, message: wire.AbortEvent | wire.AnyReport, seq: int) -
             return now
 
 
+def attended(row: RunRow, daemons: Iterable[wire.Presence]) -> RunRow:
+    """Return the row with whether an aborted run that a daemon has taken has a daemon that will end it."""
+    if row.status not in _ABORTING:
+        return row
+    able = any(not one.draining or one.daemon.name == row.daemon for one in daemons)
+    return replace(row, status=_ABORTING[0] if able else _ABORTING[1])
+
+
 def _billed(row: RunRow, reported: Mapping[str, Any]) -> RunRow:
     usage = Usage.from_wire(reported)
     row = replace(row, usage=row.usage + usage)
@@ -120,7 +131,7 @@ def _billed(row: RunRow, reported: Mapping[str, Any]) -> RunRow:
 
 
 def _ended(row: RunRow, final: wire.Final) -> RunRow:
-    row = replace(row, status=final.status)
+    row = replace(row, status=ForkStatus.FAILED.value if final.status in _OPEN else final.status)
     try:
         result = ForkResult.from_wire((final.result.text or "").encode("utf-8", "surrogatepass"))
     except BadMessage:

@@ -28,7 +28,7 @@ __all__ = ["NOT_RUN", "check_changes", "check_end", "continued"]
 NOT_RUN = "This call was not run: the run ended before it came to it. Make it again if it is still needed."
 _CUT = "Your last answer was cut off inside a call of {name!r}, which was not run. Make it again if it is still needed."
 _AGAIN = "Fork a new child from the parent."
-_ENDS = frozenset(ForkStatus) - {ForkStatus.RUNNING, ForkStatus.REFUSED}
+_ENDS = frozenset(status for status in ForkStatus if status.over) - {ForkStatus.REFUSED}
 _FIXED = {"cache_safe", "prompt_messages", "continues", "answers", "boilerplate", "overrides", "siblings"}
 
 

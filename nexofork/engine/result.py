@@ -31,6 +31,13 @@ class ForkStatus(StrEnum):
     MAX_TURNS = "max_turns"
     OVER_BUDGET = "over_budget"
     REFUSED = "refused"
+    ABORTING_NO_DAEMON = "aborting (no daemon)"
+    """It was aborted after a daemon took it; that daemon is gone, and no other is there to end the run."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self not in (ForkStatus.RUNNING, ForkStatus.ABORTING_NO_DAEMON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

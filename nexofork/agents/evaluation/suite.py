@@ -24,7 +24,7 @@ __all__ = ["Case", "Suite", "read_suite"]
 _MOST_RUNS = 1000
 _SETTINGS = ("runs", "min_passed", "timeout_s", "max_turns", "filter", "boilerplate")
 _HEAD = ("name", "request", "reply", "headers", "case", *_SETTINGS)
-_STATUSES = tuple(status.value for status in ForkStatus if status is not ForkStatus.RUNNING)
+_STATUSES = tuple(status.value for status in ForkStatus if status.over)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

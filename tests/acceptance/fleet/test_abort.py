@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork import AbortToken, ForkStatus
+from nexofork import AbortToken, ForkStatus, PathWorkspace
+from nexofork.client.run_listing import list_runs
 from nexofork.engine.abort import AbortReason
 from nexofork.wire import messages as wire
+from nexofork.wire.subjects import events, inbox
 from tests.support.conversation import call, says
 from tests.support.fleet import asked, finals, group_of, lines_in, open_fleet
 from tests.support.waiting import PATIENCE_S, eventually
@@ -243,3 +245,97 @@ async def test_an_abort_that_a_disconnected_daemon_missed_is_found_on_reconnect(
         result = await handle.result()
 
     assert says_why(result, "you were away")
+
+
+async def statuses(fleet: Fleet, run_id: str) -> list[str]:
+    """What a list of runs says of one."""
+    return [row.status for row in await list_runs(fleet.bus, fleet.pool, ids=[run_id])]
+
+
+async def test_an_abort_before_any_claim_is_the_end_without_a_daemon(fleet: Fleet) -> None:
+    """Lists and handles of other processes say so at once, and a daemon that comes later contradicts nothing."""
+    async with fleet.connect() as forks, fleet.connect() as others:
+        handle = await forks.fork(await fleet.params("lemon"))
+        watcher = await others.attach(handle.run_id)
+        await fleet.log(handle.run_id).abort(wire.AbortEvent(note="from elsewhere"))
+
+        assert await statuses(fleet, handle.run_id) == ["aborted"]
+        async with asyncio.timeout(PATIENCE_S):
+            results = [await one.result() for one in (handle, watcher, await others.attach(handle.run_id))]
+        assert all(says_why(result, "from elsewhere") for result in results)
+        assert handle.status is ForkStatus.ABORTED
+
+        await fleet.daemon()
+        assert (await (await forks.fork(await fleet.params("mango"))).result()).ok
+    await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Final))
+    assert [report.kind for report in await fleet.reports(handle.run_id)] == ["final"]
+    assert await statuses(fleet, handle.run_id) == ["aborted"]
+    assert asked(fleet.sim, "lemon") == []
+
+
+@pytest.mark.parametrize("first", ["request", "abort"])
+async def test_a_request_that_comes_after_the_abort_is_not_started(fleet: Fleet, first: str) -> None:
+    """Asking again by a plain message does not undo the abort, and no daemon calls the model for it."""
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params("nectarine"))
+        await handle.abort("changed my mind")
+    (request, _) = [entry.raw.data for entry in await fleet.entries(handle.run_id)]
+    run_id = handle.run_id if first == "request" else "later"
+    if first == "abort":
+        await fleet.bus.request(events(run_id, fleet.pool), wire.encode(wire.AbortEvent(note="changed my mind")))
+    await fleet.bus.request(events(run_id, fleet.pool), request)
+
+    await fleet.daemon()
+    await fleet.until_logged(run_id, lambda report: isinstance(report, wire.Final))
+    async with fleet.connect() as forks:
+        assert says_why(await (await forks.attach(run_id)).result(), "changed my mind")
+    assert [report.kind for report in await fleet.reports(run_id)] == ["final"]
+    assert asked(fleet.sim, "nectarine") == []
+
+
+async def test_an_abort_in_the_inbox_is_the_end_of_an_unclaimed_run(fleet: Fleet) -> None:
+    """An abort that found the log full stands there: lists and handles know it, and no daemon starts the run."""
+    async with fleet.connect() as forks, fleet.connect() as others:
+        elsewhere = PathWorkspace(fleet.folder / "nowhere")
+        handles = [
+            await forks.fork(await fleet.params("olive")),
+            await forks.fork(await fleet.params("olive", workspace=elsewhere)),
+        ]
+        for handle in handles:
+            posted = wire.Answer(kind="abort", text="no room")
+            await fleet.bus.request(inbox(handle.run_id, "abort", fleet.pool), wire.encode(posted))
+        assert [await statuses(fleet, handle.run_id) for handle in handles] == [["aborted"]] * 2
+        attached = [await others.attach(handle.run_id) for handle in handles]
+        async with asyncio.timeout(PATIENCE_S):
+            results = [await handle.result() for handle in (*handles, *attached)]
+        assert all(says_why(result, "no room") for result in results)
+
+    await fleet.daemon()
+    for handle in handles:
+        await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Final))
+        assert [report.status for report in await fleet.reports(handle.run_id)] == ["aborted"]
+    assert asked(fleet.sim, "olive") == []
+
+
+async def test_an_aborted_run_whose_daemon_is_gone_says_so_until_one_ends_it(fleet: Fleet) -> None:
+    """The list and every handle show that it is aborting without a daemon; the next daemon ends it."""
+    async with fleet.connect() as forks, fleet.connect() as others:
+        handle = await forks.fork(await fleet.params("peach"))
+        log = fleet.log(handle.run_id)
+        tip = await log.tip()
+        assert tip is not None
+        await log.append(wire.Claimed(epoch=1, daemon=wire.Daemon(name="dead"), request=tip.seq), after=tip.seq)
+        assert (await statuses(fleet, handle.run_id), handle.status) == (["running"], ForkStatus.RUNNING)
+
+        await handle.abort("too late for it")
+        watcher = await others.attach(handle.run_id)
+        assert await statuses(fleet, handle.run_id) == ["aborting (no daemon)"]
+        unattended = ForkStatus.ABORTING_NO_DAEMON
+        await eventually(lambda: (handle.status, watcher.status) == (unattended, unattended))
+        assert not handle.status.over
+
+        await fleet.daemon()
+        assert says_why(await handle.result(), "too late for it")
+        assert says_why(await watcher.result(), "too late for it")
+    assert await statuses(fleet, handle.run_id) == ["aborted"]
+    assert asked(fleet.sim, "peach") == []

@@ -55,7 +55,7 @@ def test_a_beginning_that_several_have_is_none(own_pool: World) -> None:
     assert objects(whole.stdout) == [{"run_id": "ab1", "outcome": "aborted"}]
     listed = objects(own_pool.ask("ps", "--json", *own_pool.at).stdout)[0]["runs"]
     assert {run["run_id"]: run["status"] for run in listed} == {
-        "ab1": "aborting",
+        "ab1": "aborted",
         "ab1-again": "queued",
         "ab2": "queued",
     }

@@ -299,3 +299,23 @@ async def _store(world: World, *messages: tuple[str, bytes]) -> None:
     async with open_bus(BusSettings(urls=(world.nats,))) as bus:
         for subject, data in messages:
             await store(bus, subject, data)
+
+
+def test_a_run_aborted_before_any_claim_is_over_for_every_command(empty_pool: World) -> None:
+    """No daemon is there; ps, wait, attach and logs -f say aborted and end."""
+    (run_id,) = empty_pool.detached("Look.")
+    aborted = empty_pool.ask("abort", run_id, "--note", "not needed", *empty_pool.at)
+    assert aborted.returncode == 0, aborted.stderr
+
+    (state,) = objects(empty_pool.ask("ps", "--json", *empty_pool.at).stdout)
+    waited = empty_pool.ask("wait", run_id, "--json", *empty_pool.at)
+    attached = empty_pool.ask("attach", run_id, "--json", *empty_pool.at)
+    logged = empty_pool.ask("logs", "-f", run_id, "--json", *empty_pool.at)
+    read = empty_pool.ask("logs", run_id, *empty_pool.at)
+
+    assert [(run["status"], run["last"]) for run in state["runs"]] == [("aborted", "abort")]
+    assert [(one["status"], one["error"]) for one in objects(waited.stdout)] == [("aborted", "not needed")]
+    assert (waited.returncode, attached.returncode, logged.returncode) == (1, 1, 0)
+    assert objects(attached.stdout)[-1]["status"] == "aborted"
+    assert objects(logged.stdout)[-1]["status"] == "aborted"
+    assert "aborted before a daemon took it: not needed" in read.stdout
