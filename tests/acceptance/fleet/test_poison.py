@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import nats
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from nexofork import ForkStatus
 from nexofork.bus.blobs import BlobStore
@@ -17,7 +20,7 @@ from nexofork.wire.streams import CONSUMER, log_stream
 from nexofork.wire.subjects import events, reports
 from tests.support.conversation import call, says
 from tests.support.fleet import asked, epochs, finals
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -339,3 +342,148 @@ async def test_a_claim_that_fits_no_message_ends_the_run(fleet: Fleet, bare: Cli
         assert result.error
         assert len(finals(await fleet.reports(run_id))) == 1
     await settled(fleet)
+
+
+_ODD_TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["", "\x00", "\ud800", "../..", "a.b *.>", "x" * 5_000, "-" * 129, "\u202e", "sk-1\r\nx: y"]),
+)
+_ODD_NUMBERS = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.sampled_from([0, -1, 2**31, 2**63, 2**64, 10**30, 10**400, 1e-320, 1e308, -1e308, True, None, "7"]),
+)
+_ODD_BLOBS = st.fixed_dictionaries(
+    {
+        "owner": st.sampled_from(["parent", "daemon", "x"]),
+        "sha256": st.sampled_from(["0" * 64, "A" * 64, ""]),
+        "size": _ODD_NUMBERS,
+        "chunks": st.sampled_from([1, 9, 100_000, 10**9, -1]),
+    }
+)
+_ODD_PAYLOADS = st.one_of(
+    st.builds(lambda text: {"text": text}, _ODD_TEXTS),
+    st.builds(lambda blob: {"blob": blob}, _ODD_BLOBS),
+    st.builds(
+        lambda base, prefix, middle: {
+            "delta": {"base": base, "prefix": prefix, "suffix": 0, "middle": middle, "sha256": "0" * 64, "size": 1}
+        },
+        _ODD_BLOBS,
+        _ODD_NUMBERS,
+        st.one_of(_ODD_TEXTS, _ODD_BLOBS),
+    ),
+    st.sampled_from([{}, None, 7, {"text": "[]"}, {"text": "{}"}, {"text": '{"content":[]}'}]),
+)
+_ODD_VALUES = st.recursive(
+    st.one_of(_ODD_NUMBERS, _ODD_TEXTS),
+    lambda one: st.one_of(st.lists(one), st.dictionaries(_ODD_TEXTS, one)),
+    max_leaves=5,
+)
+_ODD_FOLDERS = st.sampled_from(["/", "/" + "a" * 300, "/a" * 2_048, "/\x00", "relative"])
+"""None that another host could have: such a run waits in the queue for that host."""
+_ODD_COMMITS = st.sampled_from(["0" * 40, "f" * 40, "x"])
+_ODD_FIELDS = {
+    "v": _ODD_NUMBERS,
+    "id": _ODD_TEXTS,
+    "at": _ODD_NUMBERS,
+    "sent_at": _ODD_NUMBERS,
+    "snapshot": _ODD_PAYLOADS,
+    "reply": _ODD_PAYLOADS,
+    "answers": _ODD_PAYLOADS,
+    "file_state": _ODD_PAYLOADS,
+    "directive": _ODD_TEXTS,
+    "notes": st.lists(_ODD_TEXTS, max_size=3),
+    "label": _ODD_TEXTS,
+    "headers": st.dictionaries(_ODD_TEXTS, _ODD_TEXTS, max_size=2),
+    "query": st.lists(st.tuples(_ODD_TEXTS, _ODD_TEXTS), max_size=2),
+    "query_source": _ODD_TEXTS,
+    "group": _ODD_TEXTS,
+    "agent_id": _ODD_TEXTS,
+    "reminder": _ODD_TEXTS,
+    "overrides": st.dictionaries(
+        st.sampled_from(["model", "max_tokens", "tools", "system", "x"]), _ODD_VALUES, max_size=2
+    ),
+    "allow_cache_break": st.booleans(),
+    "max_turns": _ODD_NUMBERS,
+    "timeout_s": _ODD_NUMBERS,
+    "siblings": _ODD_NUMBERS,
+    "replacements": st.dictionaries(
+        st.sampled_from(["max_chars", "decisions", "budget_chars"]), _ODD_VALUES, max_size=2
+    ),
+    "budget": st.fixed_dictionaries({"usd": _ODD_NUMBERS, "tokens": _ODD_NUMBERS}),
+    "group_budget": st.fixed_dictionaries({"usd": _ODD_NUMBERS, "tokens": _ODD_NUMBERS}),
+    "filters": st.lists(
+        st.fixed_dictionaries(
+            {
+                "name": st.sampled_from(["readonly", "automem", "profile", "tools", "\x00"]),
+                "args": st.lists(st.one_of(_ODD_TEXTS, _ODD_FOLDERS), max_size=2),
+            }
+        ),
+        max_size=2,
+    ),
+    "tool_names": st.dictionaries(_ODD_TEXTS, _ODD_TEXTS, max_size=2),
+    "permissions": st.fixed_dictionaries(
+        {"mode": st.sampled_from(["deny", "bubble", "x"]), "deadline_s": _ODD_NUMBERS, "allow": st.lists(_ODD_TEXTS)}
+    ),
+    "parent_tools": st.fixed_dictionaries({"names": st.none() | st.lists(_ODD_TEXTS), "deadline_s": _ODD_NUMBERS}),
+    "parent": st.fixed_dictionaries({"id": _ODD_TEXTS, "agent": _ODD_TEXTS, "heartbeat_s": _ODD_NUMBERS}),
+    "on_parent_gone": st.sampled_from(["abort", "x"]),
+    "continues": _ODD_TEXTS,
+    "warm_up": st.sampled_from(["auto", "leader_first", "prewarm", "x"]),
+    "needs": st.lists(_ODD_TEXTS, max_size=3),
+    "workspace": st.one_of(
+        st.builds(lambda path: {"kind": "path", "path": path}, _ODD_FOLDERS),
+        st.builds(
+            lambda root, commit, bundle, folder: {
+                **{"kind": "git", "root": root, "folder": folder, "bundle": bundle},
+                **{"base": commit, "head": commit, "commit": commit},
+            },
+            st.one_of(_ODD_TEXTS, _ODD_FOLDERS),
+            _ODD_COMMITS,
+            _ODD_BLOBS,
+            st.sampled_from(["", "..", "a/../..", "\x00"]),
+        ),
+    ),
+}
+_ODD_REQUESTS = st.lists(st.sampled_from(sorted(_ODD_FIELDS)), min_size=1, max_size=3, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: _ODD_FIELDS[name] for name in names})
+)
+
+
+def odd_requests(count: int) -> list[dict[str, Any]]:
+    """So many requests' odd parts."""
+    found: list[dict[str, Any]] = []
+
+    @settings(max_examples=count, phases=[Phase.generate], database=None, deadline=None, derandomize=True)
+    @given(_ODD_REQUESTS)
+    def collect(change: dict[str, Any]) -> None:
+        found.append(change)
+
+    collect()
+    return found
+
+
+async def test_whatever_a_request_holds_its_run_ends(fleet: Fleet, bare: Client) -> None:
+    """Sixty requests with odd parts each have one end, none is left in the queue, and the daemon goes on."""
+    daemon = await fleet.daemon(ask_s=0.2, tool_deadline_s=0.5)
+    odd = odd_requests(60)
+    asked_twice = says("odd", {"tools": [call("Bash", command="true"), call("Nope")]}, DONE)
+    plain = await plain_request(fleet, asked_twice)
+
+    for number, change in enumerate(odd):
+        data = json.dumps({**plain, **change}).encode()
+        await bare.request(events(f"odd-{number}", fleet.pool), data, timeout=10)
+    for number, change in enumerate(odd):
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                result = await ended(fleet, f"odd-{number}")
+        except TimeoutError:
+            pytest.fail(f"it does not end: {change}, its log has {await fleet.reports(f'odd-{number}')}")
+        assert result.status.over, change
+        assert result.status is ForkStatus.COMPLETED or result.error, change
+        assert len(finals(await fleet.reports(f"odd-{number}"))) == 1, change
+    await settled(fleet)
+    assert "failed inside the daemon" not in daemon.log
+
+    async with fleet.connect() as forks:
+        assert (await (await forks.fork(await fleet.params("rowan"))).result()).ok
