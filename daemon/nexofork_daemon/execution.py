@@ -144,8 +144,9 @@ class Execution:
             result = self._failed(self._request, problem, ForkStatus.FAILED)
             await self._report(journal, result if abort is None else _ended_by(abort, result))
             await self._delivery.ack()
+            await self._budget.ended()
         except BusError as exc:
-            log.warning("run %s: its end is not on the log yet: %s", self.run_id, exc)
+            log.warning("run %s: it is not off our hands yet: %s", self.run_id, exc)
 
     async def _refuse_poison(self, problem: BadMessage) -> None:
         """Report input that nobody can run, once, and take it out of circulation."""

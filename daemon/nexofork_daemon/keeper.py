@@ -142,6 +142,8 @@ class Keeper:
             if isinstance(entry.message, Claimed) and entry.message.epoch > self._journal.epoch:
                 claimed = entry.message
                 self._token.abort(AbortReason.LEASE_LOST, f"{claimed.daemon.name} took it as epoch {claimed.epoch}")
+            elif isinstance(entry.message, AbortEvent):  # another event may stand after it
+                self._token.abort(AbortReason.PARENT, entry.message.note)
         await self._look_into_inbox()
 
     async def _look_at_events(self) -> None:

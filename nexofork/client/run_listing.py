@@ -23,7 +23,7 @@ from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import check_run_id, events, inbox, reports, run_filter, run_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from nexofork.bus.connection import Bus
     from nexofork.bus.reading import Stored
@@ -42,7 +42,7 @@ async def find_runs(bus: Bus, beginning: str, *, pool: str) -> list[str]:
     stream = log_stream(pool)
     if beginning and await last_of_many(bus, stream, [run_filter(beginning, pool)]):
         return [beginning]
-    return [one for one in await _ids(bus, stream, pool) if one.startswith(beginning)]
+    return [one for one in _ids(await _subjects(bus, stream, pool)) if one.startswith(beginning)]
 
 
 async def list_runs(
@@ -61,14 +61,16 @@ async def list_runs(
         BusError: NATS did not answer.
     """
     stream = log_stream(pool)
-    ids = await _ids(bus, stream, pool) if ids is None else ids
+    counts = {} if ids is not None else await _subjects(bus, stream, pool)
+    ids = _ids(counts) if ids is None else ids
     asked = {run_of(one.subject): one for one in await last_of_many(bus, stream, [events(one, pool) for one in ids])}
     said = {run_of(one.subject): one for one in await last_of_many(bus, stream, [reports(one, pool) for one in ids])}
     rows = []
     for run_id in ids:
-        request, at = await _request(bus, pool, run_id, asked.get(run_id))
-        if is_asked_for(request, parent, group):
-            rows.append(await _row(bus, pool, run_id, _Asked(request, at, asked.get(run_id)), said.get(run_id)))
+        alone = counts.get(events(run_id, pool)) == 1
+        told = await _asked(bus, pool, run_id, asked.get(run_id), alone=alone)
+        if is_asked_for(told.request, parent, group):
+            rows.append(await _row(bus, pool, run_id, told, said.get(run_id)))
     rows = await _with_inbox_aborts(bus, pool, rows)
     if any(row.status == "aborting" for row in rows):
         daemons = await PresenceBoard(bus).daemons(pool)
@@ -110,16 +112,20 @@ class _Asked(NamedTuple):
     request: wire.Requested | None
     stored: Stored | None
     """The request as the stream has it."""
-    newest: Stored | None
+    abort: tuple[int, wire.AbortEvent] | None
+    """The first abort, and where it stands."""
 
 
-async def _request(
-    bus: Bus, pool: str, run_id: str, newest: Stored | None
-) -> tuple[wire.Requested | None, Stored | None]:
+async def _asked(bus: Bus, pool: str, run_id: str, newest: Stored | None, *, alone: bool) -> _Asked:
+    """Read what the parent said; a request that is `alone` need not be looked for."""
     event = _event(newest)
-    if isinstance(event, wire.AbortEvent):
-        return await _first_request(bus, pool, run_id)
-    return (event, newest) if event is not None else (None, None)
+    if alone and isinstance(event, wire.Requested):
+        return _Asked(event, newest, None)
+    stored = await read_subject(bus, log_stream(pool), events(run_id, pool)) if newest else []
+    said = [(one, event) for one in stored if (event := _event(one)) is not None]
+    request, at = next(((event, one) for one, event in said if isinstance(event, wire.Requested)), (None, None))
+    abort = next(((one.seq, event) for one, event in said if isinstance(event, wire.AbortEvent)), None)
+    return _Asked(request, at, abort)
 
 
 def is_asked_for(request: wire.Requested | None, parent: str | None, group: str | None) -> bool:
@@ -129,48 +135,39 @@ def is_asked_for(request: wire.Requested | None, parent: str | None, group: str 
     return group is None or (request is not None and request.group == group)
 
 
-async def _ids(bus: Bus, stream: str, pool: str) -> list[str]:
-    # Anybody may publish under a name that is no run id; no daemon runs it, and it cannot be asked for.
-    return sorted({one for subject in await _subjects(bus, stream, pool) if is_run_id(one := run_of(subject))})
+def _ids(subjects: Iterable[str]) -> list[str]:
+    # Any parent may publish under a name that is no run id; no daemon runs it, and it cannot be asked for.
+    return sorted({one for subject in subjects if is_run_id(one := run_of(subject))})
 
 
-async def _subjects(bus: Bus, stream: str, pool: str) -> list[str]:
-    found: list[str] = []
+async def _subjects(bus: Bus, stream: str, pool: str) -> dict[str, int]:
+    """Return the subjects of the pool's logs, and how many messages each has."""
+    found: dict[str, int] = {}
     while True:
         info = await call(bus, f"STREAM.INFO.{stream}", {"subjects_filter": f"agent.{pool}.*.*", "offset": len(found)})
-        page = list((info.get("state") or {}).get("subjects") or {})
-        found += page
+        page = (info.get("state") or {}).get("subjects") or {}
+        found |= page
         if not page or len(found) >= int(info.get("total", 0)):
             return found
 
 
 async def _row(bus: Bus, pool: str, run_id: str, asked: _Asked, said: Stored | None) -> RunRow:
-    event, report, request = _event(asked.newest), _report(said), asked.request
+    report, request = _report(said), asked.request
     if request is None:
-        row = RunRow(run_id=run_id, pool=pool, status="queued", last=event.kind if event else "unreadable")
+        row = RunRow(run_id=run_id, pool=pool, status="queued", last="unreadable")
     else:
         row = requested_row(request, run_id=run_id, pool=pool, at=stored_at(request, asked.stored))
     if isinstance(report, wire.Final):
         return advanced(row, report, said.seq if said else 0)
-    found: list[tuple[int, wire.AbortEvent | wire.AnyReport]] = []
+    found: list[tuple[int, wire.AbortEvent | wire.AnyReport]] = [asked.abort] if asked.abort else []
     if report is not None:
         stored = await read_subject(bus, log_stream(pool), reports(run_id, pool))
-        found = [(one.seq, each) for one in stored if (each := _report(one)) is not None]
+        found += [(one.seq, each) for one in stored if (each := _report(one)) is not None]
     elif said is not None:
         row = replace(row, status="running")
-    if isinstance(event, wire.AbortEvent) and asked.newest is not None:
-        found.append((asked.newest.seq, event))
     for seq, message in sorted(found, key=itemgetter(0)):
         row = advanced(row, message, seq)
     return row
-
-
-async def _first_request(bus: Bus, pool: str, run_id: str) -> tuple[wire.Requested | None, Stored | None]:
-    for stored in await read_subject(bus, log_stream(pool), events(run_id, pool)):
-        event = _event(stored)
-        if isinstance(event, wire.Requested):
-            return event, stored
-    return None, None
 
 
 def _event(stored: Stored | None) -> wire.Requested | wire.AbortEvent | None:

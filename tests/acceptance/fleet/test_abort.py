@@ -12,6 +12,7 @@ import pytest
 from nexofork import AbortToken, ForkStatus, PathWorkspace
 from nexofork.client.run_listing import list_runs
 from nexofork.engine.abort import AbortReason
+from nexofork.errors import BadMessage
 from nexofork.wire import messages as wire
 from nexofork.wire.subjects import events, inbox
 from tests.support.conversation import call, says
@@ -284,12 +285,15 @@ async def test_a_request_that_comes_after_the_abort_is_not_started(fleet: Fleet,
     if first == "abort":
         await fleet.bus.request(events(run_id, fleet.pool), wire.encode(wire.AbortEvent(note="changed my mind")))
     await fleet.bus.request(events(run_id, fleet.pool), request)
+    await fleet.bus.request(events(run_id, fleet.pool), b"noise")
+    assert [row.status for row in await list_runs(fleet.bus, fleet.pool) if row.run_id == run_id] == ["aborted"]
 
     await fleet.daemon()
     await fleet.until_logged(run_id, lambda report: isinstance(report, wire.Final))
     async with fleet.connect() as forks:
         assert says_why(await (await forks.attach(run_id)).result(), "changed my mind")
-    assert [report.kind for report in await fleet.reports(run_id)] == ["final"]
+    written = [report for report in await fleet.reports(run_id) if not isinstance(report, BadMessage)]
+    assert [report.kind for report in written] == ["final"]
     assert asked(fleet.sim, "nectarine") == []
 
 
@@ -339,3 +343,17 @@ async def test_an_aborted_run_whose_daemon_is_gone_says_so_until_one_ends_it(fle
         assert says_why(await watcher.result(), "too late for it")
     assert await statuses(fleet, handle.run_id) == ["aborted"]
     assert asked(fleet.sim, "peach") == []
+
+
+async def test_an_abort_that_other_events_follow_still_reaches_the_child(fleet: Fleet) -> None:
+    """Requests and noise that a plain client adds right after it do not hide it from the daemon."""
+    await fleet.daemon()
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(says("quince", HELD)))
+        await fleet.sim.begun(2)
+        request = (await fleet.entries(handle.run_id))[0].raw.data
+        for data in (wire.encode(wire.AbortEvent(note="hidden")), request, b"noise"):
+            await fleet.bus.publish(events(handle.run_id, fleet.pool), data)
+
+        assert says_why(await handle.result(), "hidden")
+        await fleet.sim.closed_early(1)
