@@ -149,9 +149,8 @@ class Fleet:
         name = name or f"d{len(self.processes)}"
         chosen = {"name": name, "pool": self.pool, "lease_s": self.lease_s, "slots": 16, "drain_s": 0, **settings}
         chosen = {"state_dir": str(self.folder / "state"), **chosen}
-        spec = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen, "path": list(path)}
-        spec["env"] = dict(env or {})
-        spec["obeys_modes"] = obeys_modes
+        spec: dict[str, Any] = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen}
+        spec |= {"path": list(path), "env": dict(env or {}), "obeys_modes": obeys_modes}
         if mcp_config is not None:
             spec["mcp_config"] = str(mcp_config)
         if "daemon" in self.seeds:
