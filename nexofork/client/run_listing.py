@@ -87,7 +87,7 @@ async def claimants(bus: Bus, pool: str) -> AsyncIterator[wire.Daemon]:
         BusError: NATS did not answer.
     """
     stream = log_stream(pool)
-    ids = await _ids(bus, stream, pool)
+    ids = _ids(await _subjects(bus, stream, pool))
     said = await last_of_many(bus, stream, [reports(one, pool) for one in ids])
     under_way = [one for one in reversed(said) if not isinstance(_report(one), wire.Final)]
     for stored in under_way[:_MOST_READ]:
