@@ -66,6 +66,7 @@ def daemons(
                 f"d{number}",
                 "--sandbox",
                 "none",
+                "--allow-root",
             ]
             process = stack.enter_context(
                 subprocess.Popen(

@@ -8,8 +8,10 @@ and a server that does not let this daemon in any more, end it.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -41,8 +43,12 @@ from nexofork_daemon.workbench import Workbench
 from nexofork_daemon.workspaces import Workspaces
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from nexofork.bus.connection import Bus
     from nexofork.config.reading import Settings
+    from nexofork.engine.sandbox.opening import Sandbox
+    from nexofork_daemon.settings import DaemonSettings
 
 __all__ = ["main"]
 
@@ -66,7 +72,7 @@ def daemon(*, settings: Settings, config: str | None) -> None:
     SIGTERM drains; a second one hands over at once. SIGHUP reads the settings again.
 
     Commands run in a sandbox. Where bubblewrap does not work the daemon does not start, unless --sandbox none says that
-    they shall run bare.
+    they shall run bare; as root that takes --allow-root as well.
     """
     del config  # it was read on the way here, see daemon_file
     start_logging(
@@ -83,10 +89,6 @@ async def _daemon(read: Settings) -> int:
     key = find_provider_key(read, surroundings(None).environment)
     servers = read_mcp_config(read["tools.mcp_config"]) if read["tools.mcp_config"] else []
     current_prices()  # a price file that cannot be used is named now, not in the middle of a run
-    if settings.sandbox == "none":
-        click.echo(
-            "WARNING: commands run bare on this host and may do all that this user may (--sandbox none).", err=True
-        )
     stop, hurry, watch = asyncio.Event(), asyncio.Event(), Watch(supervisor())
     dials = Dials(slots=settings.slots, drain_s=settings.drain_s)
     _stop_on_signals(stop, hurry)
@@ -94,7 +96,7 @@ async def _daemon(read: Settings) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
     async with (
         open_health(settings, stop) as health,
-        open_sandbox(settings.sandboxing) as sandbox,
+        _opened_sandbox(settings) as sandbox,
         open_bus(_bus_settings(read)) as bus,
         AnthropicProvider.from_env(base_url=read["provider.base_url"], api_key=key.value) as provider,
         open_routing(settings, servers) as routing,
@@ -118,6 +120,22 @@ async def _daemon(read: Settings) -> int:
             watch=watch,
         )
     return OK
+
+
+@asynccontextmanager
+async def _opened_sandbox(settings: DaemonSettings) -> AsyncIterator[Sandbox]:
+    """Open the sandbox, and warn of one that protects less than it could."""
+    if settings.sandbox == "none":
+        who = "root" if os.geteuid() == 0 else "this user"
+        click.echo(f"WARNING: commands run bare on this host and may do all that {who} may (--sandbox none).", err=True)
+    async with open_sandbox(settings.sandboxing) as sandbox:
+        if settings.sandbox != "none" and os.geteuid() == 0:
+            click.echo(
+                "WARNING: this daemon runs as root, so a command that breaks out of the sandbox is root on this host. "
+                "Run it as another user (User= in a systemd unit).",
+                err=True,
+            )
+        yield sandbox
 
 
 def _bus_settings(read: Settings) -> BusSettings:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from nexofork.engine.sandbox.opening import SandboxSettings
 from nexofork.engine.settings import default_state_dir
 from nexofork.engine.tools.watching import Limits, half_of_memory
-from nexofork.errors import ForkRefused
+from nexofork.errors import BadSettings, ForkRefused, SettingProblem
 from nexofork.wire.subjects import DEFAULT_POOL, check_token
 from nexofork_daemon.notify import Supervisor
 from nexofork_daemon.state_folder import DiskLimits
 
 if TYPE_CHECKING:
-    from nexofork.config.reading import Settings
+    from nexofork.config.reading import Setting, Settings
 
 __all__ = ["DaemonSettings", "daemon_settings", "logs_to_journal", "supervisor"]
 
@@ -122,7 +122,12 @@ def daemon_settings(settings: Settings) -> DaemonSettings:
 
     Every file that was named is a secret to the commands that forks run, the settings file too: it says where the
     others are.
+
+    Raises:
+        BadSettings: Commands would run bare as root, and the operator has not allowed that.
     """
+    if settings["sandbox.kind"] == "none" and os.geteuid() == 0 and not settings["daemon.allow_root"]:
+        raise BadSettings([_bare_root(settings.by_path["sandbox.kind"])])
     files = ("nats.creds_file", "nats.nkey_file", "provider.api_key_file", "tools.mcp_config")
     named = (*(settings[path] for path in files), settings.file)
     return DaemonSettings(
@@ -149,6 +154,15 @@ def daemon_settings(settings: Settings) -> DaemonSettings:
         health_port=settings["telemetry.health_port"],
         health_host=settings["telemetry.health_host"],
         secrets=tuple(path for path in named if path is not None and path.is_file()),
+    )
+
+
+def _bare_root(kind: Setting) -> SettingProblem:
+    return SettingProblem(
+        where=f"{kind.source}: {kind.key.path}" if kind.level == "file" else kind.source,
+        said="is none and this daemon is root's, so every command of a fork would run as root on this host",
+        fix="Run the daemon as another user (User= in a systemd unit), install bubblewrap and leave --sandbox none out, "
+        "or allow it with --allow-root.",
     )
 
 

@@ -142,9 +142,9 @@ async def _demo(model: str, tokens: int, *, live: bool, say: _Say) -> list[ForkR
         state_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="nexofork-demo-"))
         sandbox = await _sandbox(Path(state_dir))
         for host in _HOSTS:
-            options = ("--name", host, "--sandbox", sandbox, "--state-dir", state_dir)
+            options = ("--name", host, *sandbox, "--state-dir", state_dir)
             await stack.enter_async_context(_daemon(host, nats.url, endpoint, options))
-        say(f"nats-server at {nats.url}, daemons {' and '.join(_HOSTS)} are ready (sandbox: {sandbox}).")
+        say(f"nats-server at {nats.url}, daemons {' and '.join(_HOSTS)} are ready (sandbox: {sandbox[1]}).")
         say(f"Parent: {model}, about {tokens:,} tokens of conversation, {'real API' if live else 'simulator'}.")
         snapshot = await _parent_turn(endpoint, model, tokens)
         parent = snapshot.reply.usage if snapshot.reply else Usage()
@@ -152,14 +152,16 @@ async def _demo(model: str, tokens: int, *, live: bool, say: _Say) -> list[ForkR
         return await _fork(nats.url, snapshot, say)
 
 
-async def _sandbox(state_dir: Path) -> str:
-    """Return what commands run in, and say so where it is nothing."""
+async def _sandbox(state_dir: Path) -> tuple[str, ...]:
+    """Return the daemons' options for a sandbox, and say so where there is none."""
     try:
         async with open_sandbox(SandboxSettings(state_dir=state_dir)) as found:
-            return found.name
+            return ("--sandbox", found.name)
     except SandboxUnavailable as exc:
-        click.echo(f"Commands run bare on this machine: {exc.problem}.", err=True)
-        return "none"
+        root = os.geteuid() == 0
+        bare = "bare and as root (--allow-root)" if root else "bare"
+        click.echo(f"Commands run {bare} on this machine: {exc.problem}.", err=True)
+        return ("--sandbox", "none", *(("--allow-root",) if root else ()))
 
 
 @asynccontextmanager

@@ -189,6 +189,13 @@ DAEMON_KEYS = (
         default="auto",
         help="How it is logged to stderr; auto is the journal's own form under systemd, else text.",
     ),
+    Key(
+        path="daemon.allow_root",
+        kind=kinds.yes_no(),
+        flag="--allow-root",
+        default=False,
+        help="Let root's daemon run commands bare, as root (--sandbox none).",
+    ),
     *SANDBOX_KEYS,
     Key(
         path="workspace.one_mb",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from nexofork.engine.sandbox.enclosure import Enclosure
 from nexofork.engine.sandbox.folders import REMOVE, run_folder
 from nexofork.engine.sandbox.meter import DiskMeter
-from nexofork.engine.sandbox.system import GID, UID, copy_etc, system_links, system_mounts
+from nexofork.engine.sandbox.system import GID, UID, copy_etc, kernel_files, system_links, system_mounts
 from nexofork.engine.sandbox.view import Mount, View, parent_aliases, within
 from nexofork.engine.tools.commands import Limits, Output, run_command
 from nexofork.errors import ForkRefused
@@ -153,6 +153,10 @@ class Bubblewrap:
             if not os.path.exists(path):
                 raise ForkRefused(f"{path} is not there, so no run can work with it on this host.")
         for path in writable:
+            if (kernels := kernel_files(path)) is not None:
+                raise ForkRefused(
+                    f"A run cannot work in {path}: {kernels} holds files of the kernel. Name another folder."
+                )
             for hidden in self.hidden:
                 if within(hidden, path) and os.path.isdir(hidden):
                     raise ForkRefused(f"A run cannot work in {path}: {hidden}, which no run may see, is in it.")

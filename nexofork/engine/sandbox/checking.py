@@ -27,12 +27,22 @@ _FIX = (
     "user.max_user_namespaces; a container needs a seccomp profile that permits them), or run commands bare on this "
     "host with --sandbox none."
 )
+_REPLACE = (
+    "Use another version of bubblewrap, run the daemon as a user without rights (User= in a systemd unit), or run "
+    "commands bare on this host with --sandbox none."
+)
 _KINDS = ("user", "pid", "ipc", "uts", "mnt", "net")
 _PROBE = r"""
 for kind in user pid ipc uts mnt net; do echo "ns $kind $(readlink /proc/self/ns/$kind)"; done
 echo "env $(compgen -e | tr '\n' ' ')"
 for path in "$@"; do if [ -d "$path" ] || [ -s "$path" ]; then echo "seen $path"; fi; done
 for path in /usr / /etc; do { echo x >"$path/nexofork-probe"; } 2>/dev/null && echo "wrote $path"; done
+for path in /proc/sys/kernel/core_pattern /proc/sys/vm/swappiness; do
+    { value=$(<"$path") && echo "$value" >"$path"; } 2>/dev/null && echo "wrote $path"
+done
+for path in /proc/sysrq-trigger /proc/irq/default_smp_affinity /proc/mtrr /proc/self/oom_score_adj; do
+    { : >>"$path"; } 2>/dev/null && echo "wrote $path"
+done
 for path in "$PWD" /tmp; do echo kept >"$path/written" && echo "kept $path"; done
 """
 _ENVIRONMENT = {"PATH", "LANG", "HOME", "PWD", "SHLVL", "OLDPWD", "_"}
@@ -63,7 +73,7 @@ async def check_sandbox(sandbox: Bubblewrap) -> None:
             why = ended.killed or said.rpartition("\n")[2] or f"bubblewrap ended with {ended.code}"
             raise SandboxUnavailable(f"a command could not be run in it ({why})", fix=_FIX)
         if problem := _problem(sandbox, place.cwd, said.splitlines()):
-            raise SandboxUnavailable(problem, fix="Use another version of bubblewrap, or --sandbox none.")
+            raise SandboxUnavailable(problem, fix=_REPLACE)
 
 
 def _problem(sandbox: Bubblewrap, cwd: Path, said: list[str]) -> str | None:
@@ -74,8 +84,10 @@ def _problem(sandbox: Bubblewrap, cwd: Path, said: list[str]) -> str | None:
     for line in said:
         if line.startswith("env ") and (more := set(line.split()[1:]) - _ENVIRONMENT):
             return f"a command in it sees {', '.join(sorted(more))} in its environment"
-        if line.startswith(("seen ", "wrote ")):
-            return f"a command in it has {line}"
+        if line.startswith("seen "):
+            return f"a command in it can see {line.removeprefix('seen ')}"
+        if line.startswith("wrote "):
+            return f"a command in it can write to {line.removeprefix('wrote ')}"
     try:
         (cwd / "written").unlink()
     except OSError as exc:

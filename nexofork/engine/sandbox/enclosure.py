@@ -50,8 +50,9 @@ class Enclosure:
             *("--info-fd", str(info_fd)),
             *self.options,
             *more,
-            # Last of all, so that nothing but the run's own folders can grow: both are made of memory.
-            *("--remount-ro", "/dev", "--remount-ro", "/"),
+            # Last of all. /dev and / are made of memory, so they must not grow. Outside, a command is the daemon's user:
+            # root's could write to /proc/sys, and so change the host.
+            *(word for path in ("/proc", "/dev", "/") for word in ("--remount-ro", path)),
             *("--chdir", str(cwd or self.cwd), "--", *argv),
         ]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from nexofork.engine.sandbox.bubblewrap import Bubblewrap
 from nexofork.engine.sandbox.checking import check_sandbox
 from nexofork.engine.sandbox.folders import SharedFolders, daemon_folder
+from nexofork.engine.sandbox.system import kernel_files
 from nexofork.engine.sandbox.view import Mount, View, parent_aliases, within
 from nexofork.engine.tools.watching import Limits
 from nexofork.errors import SandboxUnavailable
@@ -168,6 +169,11 @@ def _readable(settings: SandboxSettings, hidden: tuple[str, ...]) -> tuple[str, 
                     f"{secret}, which no command may see, is in {path}",
                     fix="Give a narrower folder with --sandbox-read.",
                 )
+        if (kernels := kernel_files(path)) is not None:
+            raise SandboxUnavailable(
+                f"{kernels}, which holds files of the kernel, is in {path} or around it",
+                fix="Give another folder with --sandbox-read.",
+            )
     return read
 
 

@@ -8,13 +8,14 @@ further mount would cost each command a sixth of a millisecond.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from nexofork.engine.sandbox.view import Mount
+from nexofork.engine.sandbox.view import Mount, within
 
-__all__ = ["GID", "UID", "copy_etc", "system_links", "system_mounts"]
+__all__ = ["GID", "UID", "copy_etc", "kernel_files", "system_links", "system_mounts"]
 
 UID = GID = 1000
 """Who a command is inside; outside it is the daemon's user, who can therefore read and remove what it leaves."""
@@ -57,6 +58,11 @@ _ETC = (
     "terminfo",
     "timezone",
 )
+_KERNEL = frozenset(
+    "binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl mqueue nfsd proc pstore "
+    "rpc_pipefs securityfs selinuxfs smackfs sysfs tracefs".split()
+)
+"""File systems in which a file is a part of the kernel or a device."""
 _PASSWD = f"fork:x:{UID}:{GID}::/tmp:/bin/bash\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
 _GROUP = f"fork:x:{GID}:\nnogroup:x:65534:\n"
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
@@ -70,6 +76,22 @@ def system_mounts() -> list[Mount]:
 def system_links() -> dict[str, str]:
     """Return which of those folders are links on this host, and what they say."""
     return {path: os.readlink(path) for path in _FOLDERS if os.path.islink(path)}
+
+
+def kernel_files(path: str) -> str | None:
+    """Return where the kernel's own files are in a folder, or around it: a command must not reach them by such a mount.
+
+    Args:
+        path: A folder of the host's, canonical.
+    """
+    mounts: dict[str, str] = {}
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), before.split()[4])
+        mounts[point] = after.split()[0]  # of several mounts at one place the last one is seen
+    nearest = max((point for point in mounts if within(path, point)), key=len, default="/")
+    around = [nearest, *(point for point in mounts if within(point, path))]
+    return next((point for point in around if mounts.get(point) in _KERNEL), None)
 
 
 def copy_etc(folder: Path, *, network: bool) -> None:

@@ -100,7 +100,7 @@ async def test_the_same_daemon_bare_hides_its_environment_all_the_same(fleet: Fl
     look = call(
         "Bash", command="env; ls -l /proc/self/fd; for f in /proc/self/fd/*; do [ ${f##*/} -gt 2 ] && cat $f; done"
     )
-    async with daemon_with_secrets(fleet, secret, "--sandbox", "none"), fleet.connect() as forks:
+    async with daemon_with_secrets(fleet, secret, "--sandbox", "none", "--allow-root"), fleet.connect() as forks:
         handle = await forks.fork(await fleet.params(says("Look.", {"tools": [look]}, {"text": "Done."})))
         result = await handle.result()
 

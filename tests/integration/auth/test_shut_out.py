@@ -139,7 +139,7 @@ async def test_a_daemon_whose_key_was_changed_says_so_and_ends(tmp_path: Path) -
         async with open_bus(BusSettings(urls=(server.url,), nkey_seed=admin, ca=ca.cert)) as bus:
             await provision(bus, max_bytes=SMALL)
         at = ("--nats", server.url, "--nats-ca", str(ca.cert), "--nkey", str(seed))
-        folder = ("--sandbox", "none", "--state-dir", str(tmp_path / "state"))
+        folder = ("--sandbox", "none", "--allow-root", "--state-dir", str(tmp_path / "state"))
         async with started("daemon", *at, *folder) as process:
             assert await first_line(process) == b"ready\n"
             start_rotation(made, "daemon", "default")

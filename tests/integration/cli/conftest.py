@@ -116,7 +116,7 @@ class World:
     @contextmanager
     def daemon(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A daemon of this world's pool that can take work."""
-        bare = () if "--sandbox" in arguments else ("--sandbox", "none")
+        bare = () if "--sandbox" in arguments else ("--sandbox", "none", "--allow-root")
         with self.start("daemon", "--pool", self.pool, *bare, *arguments, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.integration.cli.conftest import World
 
 BARE = ("--sandbox", "none")
+BARE_DAEMON = ("daemon", *BARE, "--allow-root")
 
 
 def checks(world: World, folder: Path, *options: str | Path, **more: Any) -> dict[str, dict[str, str]]:
@@ -50,7 +51,7 @@ def test_a_stream_that_differs_is_named_and_changed_only_when_told(own_pool: Wor
         assert (found["state"], f"provision --pool {own_pool.pool} --apply" in found["fix"]) == ("wrong", True)
         assert difference in found["said"]
     for command in ("daemon", "provision", "ps"):
-        bare = BARE if command == "daemon" else ()
+        bare = BARE_DAEMON[1:] if command == "daemon" else ()
         refused = (own_pool.run if bare else own_pool.ask)(command, *own_pool.at, *bare)
         assert (refused.returncode, difference in refused.stderr) == (3, True)
         assert "Nothing was changed" in refused.stderr
@@ -97,7 +98,7 @@ def test_an_expired_certificate_is_named(world: World, tmp_path: Path) -> None:
     server = ServerProcess(f'host: 127.0.0.1\nport: -1\nhttp: "127.0.0.1:-1"\n{tls}\n', folder=tmp_path / "server")
     with running(server):
         found = checks(world, tmp_path, "--nats", server.url, "--nats-ca", ca.cert)
-        refused = world.run("daemon", *BARE, "--nats", server.url, "--nats-ca", ca.cert)
+        refused = world.run(*BARE_DAEMON, "--nats", server.url, "--nats-ca", ca.cert)
 
     assert found["nats"]["state"] == "wrong"
     assert "certificate has expired" in found["nats"]["said"]
@@ -110,7 +111,7 @@ def test_a_server_without_room_is_named(world: World, tmp_path: Path) -> None:
     store = f'jetstream {{ domain: fork, store_dir: "{tmp_path / "store"}", max_file: 8MB }}'
     server = ServerProcess(f'host: 127.0.0.1\nport: -1\nhttp: "127.0.0.1:-1"\n{store}\n', folder=tmp_path / "server")
     with running(server):
-        for command in (("daemon", *BARE), ("provision",)):
+        for command in (BARE_DAEMON, ("provision",)):
             refused = world.run(*command, "--nats", server.url)
             assert (refused.returncode, len(refused.stderr.splitlines()) <= 2) == (3, True)
             assert "no room" in refused.stderr

@@ -124,7 +124,18 @@ def test_a_daemon_takes_new_slots_at_sighup(own_pool: World, tmp_path: Path) -> 
     """What takes a restart is said; a file that became wrong changes nothing."""
     file = tmp_path / "d.toml"
     file.write_text("[daemon]\nslots = 2\n")
-    arguments = ("daemon", "--config", file, "--pool", own_pool.pool, "--sandbox", "none", "--name", "reloaded")
+    arguments = (
+        "daemon",
+        "--config",
+        file,
+        "--pool",
+        own_pool.pool,
+        "--sandbox",
+        "none",
+        "--allow-root",
+        "--name",
+        "reloaded",
+    )
     with own_pool.start(*arguments, "--log-format", "json") as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -71,7 +71,19 @@ def test_a_closed_stream_does_not_break_a_command(world: World, closed: str) -> 
 
 def test_a_daemon_with_closed_streams_serves(own_pool: World) -> None:
     """It becomes another program on the way, which finds them closed again."""
-    words = ["sh", "-c", 'exec "$@" <&- >&-', "sh", NEXOFORK, "daemon", "--pool", own_pool.pool, "--sandbox", "none"]
+    words = [
+        "sh",
+        "-c",
+        'exec "$@" <&- >&-',
+        "sh",
+        NEXOFORK,
+        "daemon",
+        "--pool",
+        own_pool.pool,
+        "--sandbox",
+        "none",
+        "--allow-root",
+    ]
     with subprocess.Popen(words, env=own_pool.environment, stderr=subprocess.DEVNULL) as process:
         done = own_pool.ask(*own_pool.forking("Look."))
         process.terminate()

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nexofork.cli import run_command
 from nexofork_daemon.command import daemon
+from tests.support.sandboxes import needs_bubblewrap
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NOWHERE = "nats://127.0.0.1:9"
 
@@ -48,9 +55,39 @@ def test_a_missing_key_says_what_to_set(capfd: pytest.CaptureFixture[str]) -> No
     assert "set ANTHROPIC_API_KEY" in capfd.readouterr().err
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is about root")
+def test_root_does_not_run_commands_bare_unless_told_to(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the option and the other ways; the flag, the variable and the file all allow it."""
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-sim-team")
+    bare = ["--nats", NOWHERE, "--sandbox", "none"]
+
+    assert run_command(daemon, bare) == 2
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert all(word in said for word in ("--allow-root", "User=", "bubblewrap", "--sandbox is none"))
+    assert run_command(daemon, [*bare, "--allow-root"]) == 3
+    monkeypatch.setenv("NEXOFORK_DAEMON_ALLOW_ROOT", "yes")
+    assert run_command(daemon, bare) == 3
+    assert "may do all that root may" in capfd.readouterr().err
+
+
+@needs_bubblewrap
+def test_a_daemon_of_root_is_warned_of_even_in_the_sandbox(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With what to do about it; another user's daemon starts without a warning."""
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-sim-team")
+
+    assert run_command(daemon, ["--nats", NOWHERE, "--state-dir", str(tmp_path)]) == 3
+    warned = "WARNING: this daemon runs as root" in (said := capfd.readouterr().err)
+    assert (warned, "User=" in said) == ((True, True) if os.geteuid() == 0 else (False, False))
+
+
 def test_commands_that_run_bare_are_told_of(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Loudly, though the operator said so; without NATS the exit code is 3."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-sim-team")
 
-    assert run_command(daemon, ["--nats", NOWHERE, "--sandbox", "none"]) == 3
+    assert run_command(daemon, ["--nats", NOWHERE, "--sandbox", "none", "--allow-root"]) == 3
     assert "WARNING: commands run bare on this host" in capfd.readouterr().err

@@ -113,7 +113,7 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
         ("daemon = 5\n", "daemon is a whole number. Write it as a section, [daemon]."),
         ("slots = 5\n", "slots is in no section. It belongs in [daemon]."),
         ("[nats]\nslots = 5\n", "nats.slots is unknown. It belongs in [daemon]."),
-        ("[daemon]\nzzz = 5\n", "daemon.zzz is unknown. [daemon] knows drain_s"),
+        ("[daemon]\nzzz = 5\n", "daemon.zzz is unknown. [daemon] knows allow_root, drain_s"),
         ("[zzz]\n", "[zzz] is unknown. The sections are daemon, nats, provider, sandbox, telemetry, tools, workspace."),
         ("[nats]\nurl = 'http://x'\n", "nats.url is 'http://x', which is not a NATS URL."),
         ("[nats]\nurl = ['nats://a', 7]\n", "nats.url is ['nats://a', 7], which is a whole number."),

@@ -36,8 +36,8 @@ def elsewhere() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def test_a_command_is_somebody_of_its_own(tmp_path: Path) -> None:
-    """Its own user without rights, host name, processes and network; the system cannot be changed."""
+async def test_a_command_has_its_own_user_processes_and_network(tmp_path: Path) -> None:
+    """The user has no rights, and the system's folders cannot be changed."""
     async with boxed(tmp_path / "state") as hands:
         said = await hands.good(
             "Bash",
@@ -45,14 +45,50 @@ async def test_a_command_is_somebody_of_its_own(tmp_path: Path) -> None:
         )
         writes = await hands.good(
             "Bash",
-            command="for f in / /usr /etc /dev /proc/sys/kernel/hostname; do echo x 2>&- > $f/x || echo no; done 2>&-",
+            command="for f in / /usr /etc /dev; do echo x 2>&- > $f/x || echo no; done 2>&-",
         )
 
     uid, hostname, processes, interfaces, capabilities = said.splitlines()
     assert (uid, hostname, interfaces) == ("1000", "fork", "1")
     assert int(processes) < 6
     assert int(capabilities.split()[1], 16) == 0
-    assert writes.split() == ["no"] * 5
+    assert writes.split() == ["no"] * 4
+
+
+@pytest.mark.parametrize("name", ["kernel/core_pattern", "kernel/panic", "vm/swappiness", "fs/file-max"])
+async def test_a_command_cannot_write_a_sysctl(tmp_path: Path, name: str) -> None:
+    """Not even its own value, though the daemon's user may be root."""
+    path = f"/proc/sys/{name}"
+    async with boxed(tmp_path / "state") as hands:
+        value = await hands.good("Bash", command=f"cat {path}")
+        said = await hands.bad("Bash", command=f'value=$(<{path}); echo "$value" > {path}')
+
+    assert value == Path(path).read_text()
+    assert "Read-only file system" in said or "Permission denied" in said
+
+
+async def test_no_file_in_proc_can_be_written(tmp_path: Path) -> None:
+    """Wherever the kernel has one: the whole of it is read-only; a command's own streams can be opened there."""
+    async with boxed(tmp_path / "state") as hands:
+        found = await hands.good("Bash", command="find /proc -type f -writable 2>&-; :")
+        tried = (
+            "for f in /proc/sysrq-trigger /proc/irq/*/smp_affinity /proc/pressure/*; do : >> $f && echo $f; done 2>&-"
+        )
+        opened = await hands.good("Bash", command=f"{tried}; :")
+        said = await hands.good("Bash", command="echo one > /dev/stdout; echo two > >(cat); wait $!")
+
+    assert (found, opened) == ("", "")
+    assert said.split() == ["one", "two"]
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/proc/sys/kernel", "/sys", "/sys/fs", "/dev"])
+async def test_a_run_cannot_work_among_files_of_the_kernel(tmp_path: Path, folder: str) -> None:
+    """Its workspace would be writable, and with it the host's settings and devices."""
+    async with open_sandbox(SandboxSettings(state_dir=tmp_path / "state")) as sandbox:
+        for place in (Place(cwd=Path(folder), named=True), Place(writable=(Path(folder),))):
+            with pytest.raises(ForkRefused, match="holds files of the kernel"):
+                async with sandbox.open(place, name="run"):
+                    pass
 
 
 async def test_nothing_of_the_hosts_files_is_there(tmp_path: Path, elsewhere: Path) -> None:

@@ -48,6 +48,38 @@ async def test_a_daemon_without_bubblewrap_does_not_start(
     assert len(err.splitlines()) == 1
 
 
+LEAKY = """#!/bin/bash
+words=()
+while [ $# -gt 0 ]; do
+    if [ "$1 $2" = "--remount-ro /proc" ]; then shift 2; else words+=("$1"); shift; fi
+done
+exec /run/bwrap "${words[@]}"
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write the kernel's settings")
+async def test_a_daemon_whose_sandbox_can_write_sysctls_does_not_start(tmp_path: Path) -> None:
+    """Bubblewrap is made to leave /proc writable here; the daemon tries it before it takes any work."""
+    assert BWRAP is not None
+    leaky = tmp_path / "bwrap"
+    leaky.write_text(LEAKY)
+    leaky.chmod(0o755)
+    there = ("--dev-bind", "/", "/", "--tmpfs", "/run", "--ro-bind", BWRAP, "/run/bwrap", "--ro-bind", leaky, BWRAP)
+    daemon = await asyncio.create_subprocess_exec(
+        *(BWRAP, *there, sys.executable, "-m", "nexofork_daemon", "--state-dir", str(tmp_path / "state")),
+        *("--nats", "nats://127.0.0.1:9"),
+        env={**os.environ, "ANTHROPIC_API_KEY": "sk-sim-team"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = (stream.decode() for stream in await daemon.communicate())
+
+    assert (daemon.returncode, out) == (2, "")
+    assert "a command in it can write to /proc/sys/kernel/core_pattern" in err
+    assert "User=" in err
+
+
 async def test_none_closes_nothing_off(tmp_path: Path) -> None:
     """And makes nothing on disk."""
     async with open_sandbox(SandboxSettings(kind="none", state_dir=tmp_path / "state")) as sandbox:
@@ -59,7 +91,13 @@ async def test_none_closes_nothing_off(tmp_path: Path) -> None:
 
 @needs_bubblewrap
 @pytest.mark.parametrize(
-    ("read", "words"), [("/", "which no command may see"), ("gone", "is no folder"), (".", "which no command may see")]
+    ("read", "words"),
+    [
+        ("/", "which no command may see"),
+        ("gone", "is no folder"),
+        (".", "which no command may see"),
+        ("/proc", "holds files of the kernel"),
+    ],
 )
 async def test_a_folder_that_shows_too_much_cannot_be_given(tmp_path: Path, read: str, words: str) -> None:
     """Here the state directory is in it."""
