@@ -37,7 +37,13 @@ from nexofork_daemon.notify import Watch
 from nexofork_daemon.reloading import Reloader
 from nexofork_daemon.routing import open_routing
 from nexofork_daemon.service import run_daemon
-from nexofork_daemon.settings import daemon_settings, logs_to_journal, supervisor
+from nexofork_daemon.settings import (
+    daemon_settings,
+    forget_provider_key,
+    hide_environment,
+    logs_to_journal,
+    supervisor,
+)
 from nexofork_daemon.state_folder import StateFolder
 from nexofork_daemon.workbench import Workbench
 from nexofork_daemon.workspaces import Workspaces
@@ -101,6 +107,7 @@ async def _daemon(read: Settings) -> int:
         AnthropicProvider.from_env(base_url=read["provider.base_url"], api_key=key.value) as provider,
         open_routing(settings, servers) as routing,
     ):
+        forget_provider_key()
         await run_daemon(
             settings,
             bus=bus,
@@ -172,4 +179,5 @@ def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
 
 def main() -> None:
     """Run the daemon's command line."""
+    hide_environment()
     sys.exit(run_command(daemon, name="nexofork daemon"))

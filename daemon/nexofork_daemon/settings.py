@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nexofork.config.secrets import PROVIDER_VARIABLES
 from nexofork.engine.sandbox.opening import SandboxSettings
 from nexofork.engine.settings import default_state_dir
 from nexofork.engine.tools.watching import Limits, half_of_memory
@@ -21,9 +23,19 @@ from nexofork_daemon.state_folder import DiskLimits
 if TYPE_CHECKING:
     from nexofork.config.reading import Setting, Settings
 
-__all__ = ["DaemonSettings", "daemon_settings", "logs_to_journal", "supervisor"]
+__all__ = [
+    "DaemonSettings",
+    "daemon_settings",
+    "forget_provider_key",
+    "hide_environment",
+    "logs_to_journal",
+    "supervisor",
+]
 
 _MB = 1024 * 1024
+_PR_SET_DUMPABLE = 4
+_ENVIRONMENT_FIELDS = (47, 48)
+"""Where ``/proc/self/stat`` says where the environment begins and ends, counted after the program's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +173,31 @@ def _bare_root(kind: Setting) -> SettingProblem:
     return SettingProblem(
         where=f"{kind.source}: {kind.key.path}" if kind.level == "file" else kind.source,
         said="is none and this daemon is root's, so every command of a fork would run as root on this host",
-        fix="Run the daemon as another user (User= in a systemd unit), install bubblewrap and leave --sandbox none out, "
-        "or allow it with --allow-root.",
+        fix="Run the daemon as another user (User= in a systemd unit), use bubblewrap instead of --sandbox none, or "
+        "allow it with --allow-root.",
     )
+
+
+def hide_environment() -> None:
+    """Take what this process was started with out of ``/proc``, where every process of the same user could read it.
+
+    The kernel shows the memory in which the environment was handed over. The values are copied from there, so that this
+    process still has them, and the memory is overwritten. Without rights, processes of the same user can then read
+    neither this one's memory nor its descriptors either, and it leaves no core.
+    """
+    for name, value in os.environ.items():
+        os.putenv(name, value)
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    start, end = (int(fields[number]) for number in _ENVIRONMENT_FIELDS)
+    if 0 < start < end:
+        ctypes.memset(start, 0, end - start)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def forget_provider_key() -> None:
+    """Drop the provider's key from what programs that this process starts inherit."""
+    for name in PROVIDER_VARIABLES:
+        os.environ.pop(name, None)
 
 
 def supervisor() -> Supervisor:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from nexofork.config.reading import Settings
 
-__all__ = ["ProviderKey", "find_provider_key"]
+__all__ = ["PROVIDER_VARIABLES", "ProviderKey", "find_provider_key"]
 
-_VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+PROVIDER_VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+"""Where the SDK finds a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def find_provider_key(settings: Settings, environment: Mapping[str, str]) -> Pro
         ForkRefused: There is none.
     """
     named = settings.by_path["provider.api_key_file"]
-    variable = next((name for name in _VARIABLES if environment.get(name)), None)
+    variable = next((name for name in PROVIDER_VARIABLES if environment.get(name)), None)
     if named.value is not None and (named.level in ("flag", "environment") or variable is None):
         what = "credential" if named.level == "credential" else named.level
         return ProviderKey(source=f"{what} {named.source}, {named.value}", value=_read(named.value))

@@ -122,7 +122,8 @@ async def test_credentials_are_the_daemons_alone(machine: Machine, fleet: Fleet,
         assert machine.run("cat", path) == KEY
         assert "Permission denied" in machine.run(*other, "cat", path, check=False)
     told = machine.run("sh", "-c", f"cat /proc/{unit.pid}/environ /proc/{unit.pid}/cmdline | tr '\\0' '\\n'")
-    assert "CREDENTIALS_DIRECTORY=" in told
+    assert "--config" in told
+    assert "CREDENTIALS_DIRECTORY=" not in told
     assert KEY not in told
 
 

@@ -50,8 +50,8 @@ class Enclosure:
             *("--info-fd", str(info_fd)),
             *self.options,
             *more,
-            # Last of all. /dev and / are made of memory, so they must not grow. Outside, a command is the daemon's user:
-            # root's could write to /proc/sys, and so change the host.
+            # Last of all. /dev and / are made of memory, so they must not grow. Outside, a command is the daemon's
+            # user: root's could write to /proc/sys, and so change the host.
             *(word for path in ("/proc", "/dev", "/") for word in ("--remount-ro", path)),
             *("--chdir", str(cwd or self.cwd), "--", *argv),
         ]

@@ -59,8 +59,10 @@ _ETC = (
     "timezone",
 )
 _KERNEL = frozenset(
-    "binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl mqueue nfsd proc pstore "
-    "rpc_pipefs securityfs selinuxfs smackfs sysfs tracefs".split()
+    (
+        *("binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
+        *("fusectl", "mqueue", "nfsd", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs"),
+    )
 )
 """File systems in which a file is a part of the kernel or a device."""
 _PASSWD = f"fork:x:{UID}:{GID}::/tmp:/bin/bash\nnobody:x:65534:65534::/nonexistent:/bin/false\n"

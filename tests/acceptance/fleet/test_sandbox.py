@@ -39,7 +39,9 @@ ls -l /proc/*/fd; for f in /proc/self/fd/*; do [ "${f##*/}" -gt 2 ] && timeout 1
 
 
 @asynccontextmanager
-async def daemon_with_secrets(fleet: Fleet, secret: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def daemon_with_secrets(
+    fleet: Fleet, secret: str, *options: str, under: tuple[str, ...] = ()
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """The daemon's own command, with a secret in its environment, in a file, and behind a descriptor it inherits."""
     file = fleet.folder / "keys/daemon.key"
     file.parent.mkdir()
@@ -47,8 +49,8 @@ async def daemon_with_secrets(fleet: Fleet, secret: str, *options: str) -> Async
     descriptor = os.open(file, os.O_RDONLY)
     os.set_inheritable(descriptor, True)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "nexofork_daemon", "--nats", fleet.url, "--pool", fleet.pool, "--name", "real"),
-        *("--state-dir", str(fleet.folder / "state"), *options),
+        *(*under, sys.executable, "-m", "nexofork_daemon", "--nats", fleet.url, "--pool", fleet.pool),
+        *("--name", "real", "--state-dir", str(fleet.folder / "state"), *options),
         env={**os.environ, "ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": fleet.sim.url, "SECRET": secret},
         stdout=asyncio.subprocess.PIPE,
         close_fds=False,
@@ -98,7 +100,9 @@ async def test_the_same_daemon_bare_hides_its_environment_all_the_same(fleet: Fl
     """What a bare command can do is read files of its user; it inherits neither variables nor descriptors."""
     secret = f"secret-{secrets.token_hex(8)}"
     look = call(
-        "Bash", command="env; ls -l /proc/self/fd; for f in /proc/self/fd/*; do [ ${f##*/} -gt 2 ] && cat $f; done"
+        "Bash",
+        command="env; ls -l /proc/self/fd; for f in /proc/self/fd/*; do [ ${f##*/} -gt 2 ] && cat $f; done;"
+        "readlink /proc/$PPID/exe; cat /proc/$PPID/environ /proc/$PPID/task/*/environ | tr '\\0' '\\n'",
     )
     async with daemon_with_secrets(fleet, secret, "--sandbox", "none", "--allow-root"), fleet.connect() as forks:
         handle = await forks.fork(await fleet.params(says("Look.", {"tools": [look]}, {"text": "Done."})))
@@ -107,8 +111,25 @@ async def test_the_same_daemon_bare_hides_its_environment_all_the_same(fleet: Fl
     assert (result.status, result.sandbox) == (ForkStatus.COMPLETED, "none")
     (answer,) = results_in(fleet.sim, 2)
     assert "PATH=" in answer["content"]
-    assert secret not in answer["content"]
+    for hidden in (secret, KEY, "ANTHROPIC_API_KEY"):
+        assert hidden not in answer["content"]
     assert "daemon.key" not in answer["content"]
+
+
+async def test_a_bare_command_cannot_look_into_a_daemon_without_rights(fleet: Fleet) -> None:
+    """Its memory, its descriptors and its environment are closed to commands of the same user, who is not root here."""
+    tries = (
+        "for f in environ mem maps; do : </proc/$PPID/$f && echo $f; done; readlink /proc/$PPID/fd/0 /proc/$PPID/cwd"
+    )
+    look = call("Bash", command=f"id -u; {{ {tries}; }} 2>&-; :")
+    another = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+    daemon = daemon_with_secrets(fleet, "secret", "--sandbox", "none", under=another)
+    async with daemon, fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(says("Look.", {"tools": [look]}, {"text": "Done."})))
+        assert (await handle.result()).status is ForkStatus.COMPLETED
+
+    (answer,) = results_in(fleet.sim, 2)
+    assert answer["content"] == "1000\n"
 
 
 async def test_a_run_without_workspace_has_a_folder_until_its_end(fleet: Fleet) -> None:

@@ -124,8 +124,11 @@ def command_lines() -> bytes:
 
 
 def environment_of(pid: int) -> bytes:
-    """What a process was started with."""
-    return Path(f"/proc/{pid}/environ").read_bytes()
+    """What a process was started with, as far as this user may see it."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return b""
 
 
 async def stored(bus: Bus) -> bytes:

@@ -60,10 +60,9 @@ async def test_a_command_cannot_write_a_sysctl(tmp_path: Path, name: str) -> Non
     """Not even its own value, though the daemon's user may be root."""
     path = f"/proc/sys/{name}"
     async with boxed(tmp_path / "state") as hands:
-        value = await hands.good("Bash", command=f"cat {path}")
+        await hands.good("Bash", command=f"cat {path}")
         said = await hands.bad("Bash", command=f'value=$(<{path}); echo "$value" > {path}')
 
-    assert value == Path(path).read_text()
     assert "Read-only file system" in said or "Permission denied" in said
 
 
