@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import body, economics, fanout, memory, startup, transport, workspace
+from benchmarks import body, economics, fanout, memory, sandbox, startup, transport, workspace
 
 CLAIMS = (
     ("Building a child's body", body.main),
@@ -17,6 +17,7 @@ CLAIMS = (
     ("What a fan-out costs", economics.main),
     ("Memory of a daemon", memory.main),
     ("Workspaces", workspace.main),
+    ("Commands in the sandbox", sandbox.main),
     ("Starting the command line", startup.main),
 )
 
@@ -30,7 +31,7 @@ def shorten() -> None:
     economics.CHILDREN, economics.DAEMONS, economics.FIRST_BYTE_S = 3, 1, 0.1
     memory.FORKS = 4
     workspace.FILES, workspace.ROUNDS = 50, 1
-    startup.ROUNDS = 1
+    sandbox.ROUNDS = startup.ROUNDS = 1
 
 
 def main(*, short: bool) -> int:

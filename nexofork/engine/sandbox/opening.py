@@ -15,6 +15,7 @@ from nexofork.engine.sandbox.checking import check_sandbox
 from nexofork.engine.sandbox.folders import SharedFolders, daemon_folder
 from nexofork.engine.sandbox.system import kernel_files
 from nexofork.engine.sandbox.view import Mount, View, parent_aliases, within
+from nexofork.engine.tools.fence import delegated
 from nexofork.engine.tools.watching import Limits
 from nexofork.errors import SandboxUnavailable
 
@@ -107,6 +108,7 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
     Raises:
         SandboxUnavailable: It does not work on this host.
     """
+    delegated()  # before any other program of ours runs in the same control group
     if settings.kind == "none":
         yield NoSandbox(limits=settings.limits)
         return

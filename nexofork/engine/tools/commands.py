@@ -133,7 +133,7 @@ async def run_command(
     if sandbox is not None:
         await in_thread(lambda _: sandbox.meter.begin(), limit_s=_COUNT_S)
     with ExitStack() as ours:
-        fence = ours.enter_context(fenced(limits.processes))
+        fence = ours.enter_context(fenced(limits))
         alive, told = (_Pipe(ours) for _ in range(2))
         if sandbox is not None:
             argv, cwd = sandbox.command(argv, cwd=cwd, readable=readable, info_fd=told.writing), "/"
@@ -184,6 +184,7 @@ class _Running:
         self._sandbox = sandbox
         self._told = told
         self._limits = limits
+        self._uses = Watch(limits, process.pid, fence)
         self._left = limits.printed_bytes
         self._killed: str | None = None
         self._enough = False
@@ -203,6 +204,8 @@ class _Running:
                 watching.cancel()
                 # Ends the reading too: a background job may hold the pipe open long after the command is done.
                 await self._end_group()
+        if self._killed is None and self._fence.ran_out_of_memory():
+            self._killed = self._uses.too_much_memory
         assert self._process.returncode is not None, "it was waited for"
         return Ended(code=self._process.returncode, killed=self._killed, enough=self._enough)
 
@@ -227,14 +230,17 @@ class _Running:
 
     async def _watch(self) -> None:
         """Kill a program that uses more than it may."""
-        watch = Watch(self._limits, self._process.pid, self._fence)
         meter = self._sandbox.meter if self._sandbox else None
         while self._killed is None:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if (problem := watch.problem()) is not None:
-                self._kill(problem)
-            elif meter and meter.suspicious() and await in_thread(lambda _: meter.is_over(), limit_s=_COUNT_S):
-                self._kill(f"its files grew by more than {meter.limit} bytes; remove what is not needed")
+            if self._uses.suspicious():
+                self._kill_for(await in_thread(lambda _: self._uses.problem(), limit_s=_COUNT_S))
+            if meter and meter.suspicious():
+                self._kill_for(await in_thread(lambda _: meter.problem(self._uses), limit_s=_COUNT_S))
+
+    def _kill_for(self, problem: str | None) -> None:
+        if problem is not None:
+            self._kill(problem)
 
     def _kill(self, why: str | None) -> None:
         if self._over:
@@ -251,6 +257,7 @@ class _Running:
         await asyncio.shield(self._process.wait())
         if self._sandbox is not None:
             await asyncio.shield(self._end_sandbox())
+            self._sandbox.meter.forget(self._uses)
 
     async def _end_sandbox(self) -> None:
         """Return when nothing runs inside any more.

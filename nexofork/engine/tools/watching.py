@@ -1,25 +1,41 @@
 """What a command may use, and whether it does.
 
 Processes and memory are watched from outside. RLIMIT_NPROC counts all processes of a user, the daemon's and those of
-other forks among them, and does not bind root; limits on memory are per process. A look at the host's totals costs two
-short reads; the command's own processes are counted only when the totals have moved by as much as would matter.
+other forks among them, and does not bind root; limits on memory are per process. Where a control group limits memory,
+the kernel does that. Elsewhere a look at the host's totals costs two short reads, and the command's own processes are
+counted when the totals have moved by as much as would matter, and now and then.
+
+Memory is more than what processes have mapped: a file in memory (``memfd_create``, shared memory) lasts as long as a
+descriptor or a mapping of it. So does a deleted file on a disk.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+import subprocess
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+
     from nexofork.engine.tools.fence import Fence
 
 __all__ = ["Limits", "Watch", "half_of_memory"]
 
 _CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_COUNT_EVERY_S = 2.0
+_COUNT_SHARE = 20
+_ENTER_S = 5.0
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+
+_File: TypeAlias = tuple[int, int]
+"""A file's device and number."""
 
 
 @cache
@@ -56,21 +72,48 @@ class Watch:
         self._leader = leader
         self._threads = _threads_on_host()
         self._available = _available_on_host()
+        self._due = time.monotonic() + _COUNT_EVERY_S
 
-    def problem(self) -> str | None:
-        """Return which limit it is over, in words."""
+    def suspicious(self) -> bool:
+        """Whether it is time to count; costs next to nothing."""
         limits = self._limits
         fenced = self._fence.count()
-        many = (fenced if fenced is not None else _threads_on_host() - self._threads) >= limits.processes
+        if (fenced if fenced is not None else _threads_on_host() - self._threads) >= limits.processes:
+            return True
+        if fenced and self._fence.limits_memory:
+            return False
         much = 2 * (self._available - _available_on_host()) >= limits.resident_bytes
-        if not (many or much):
-            return None
-        pids = _processes_of(self._leader)
+        return much or time.monotonic() >= self._due
+
+    def problem(self) -> str | None:
+        """Count, and return which limit it is over, in words; may take a while."""
+        limits, begun = self._limits, time.monotonic()
+        pids = self.processes()
         if len(pids) > limits.processes:
             return f"it had more than {limits.processes} processes at once"
-        if much and sum(map(_memory_of, pids)) > limits.resident_bytes:
-            return f"it used more than {limits.resident_bytes} bytes of memory"
+        if not (self._fence.limits_memory and self._fence.count()) and _memory_of(pids) > limits.resident_bytes:
+            return self.too_much_memory
+        now = time.monotonic()
+        self._due = now + max(_COUNT_EVERY_S, _COUNT_SHARE * (now - begun))
         return None
+
+    @property
+    def too_much_memory(self) -> str:
+        """What is said of a program that used too much."""
+        return f"it used more than {self._limits.resident_bytes} bytes of memory"
+
+    def processes(self) -> list[int]:
+        """Return the program's living processes."""
+        return list(_processes_of(self._leader) | set(self._fence.processes()))
+
+    def deleted_bytes(self) -> int:
+        """Return how much of a disk is taken by deleted files that its processes still hold; may take a while."""
+        held = _held_by(self.processes()).values()
+        return sum(
+            found.st_blocks * 512
+            for found in held
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev not in _memory_devices()
+        )
 
 
 def _threads_on_host() -> int:
@@ -86,8 +129,8 @@ def _available_on_host() -> int:
     return 0
 
 
-def _processes_of(leader: int) -> list[int]:
-    """Return the living processes of a leader's session, and all that descend from him."""
+def _processes_of(leader: int) -> set[int]:
+    """Return the living processes of a leader's session, and all that descend from it."""
     parents: dict[int, int] = {}
     found: set[int] = set()
     for entry in os.scandir("/proc"):
@@ -95,7 +138,7 @@ def _processes_of(leader: int) -> list[int]:
             continue
         with suppress(OSError, ValueError, IndexError):
             fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
-            if fields[0] != "Z":
+            if fields[0] != "Z" or int(fields[17]) > 1:  # the first thread may end before the others
                 parents[int(entry.name)] = int(fields[1])
                 if leader in (int(entry.name), int(fields[1]), int(fields[3])):
                     found.add(int(entry.name))
@@ -104,18 +147,113 @@ def _processes_of(leader: int) -> list[int]:
         more = {pid for pid, parent in parents.items() if parent in found and pid not in found}
         found |= more
         grown = bool(more)
-    return list(found)
+    return found
 
 
-def _memory_of(pid: int) -> int:
-    """Return a process's part of the memory it uses: what several share is divided among them."""
-    with suppress(OSError, ValueError, IndexError):
-        rolled_up = _lines(f"/proc/{pid}/smaps_rollup")
-        return sum(int(line.split()[1]) * 1024 for line in rolled_up if line.startswith(("Pss:", "SwapPss:")))
+def _memory_of(pids: list[int]) -> int:
+    """Return the memory that processes use together, with the files in memory that they hold."""
+    devices = _memory_devices()
+    files = {key: found.st_blocks * 512 for key, found in _held_by(pids).items() if found.st_dev in devices}
+    for key, size in _segments_of(pids).items():
+        files[key] = max(size, files.get(key, 0))
+    return sum(files.values()) + sum(_mapped_by(pid, files) for pid in pids)
+
+
+def _held_by(pids: Iterable[int]) -> dict[_File, os.stat_result]:
+    """Return the files that processes have open, execute or, where this user may know it, have mapped."""
+    held: dict[_File, os.stat_result] = {}
+    for pid in pids:
+        for path in _links_of(pid):
+            with suppress(OSError):
+                found = os.stat(path)
+                held[found.st_dev, found.st_ino] = found
+    return held
+
+
+def _links_of(pid: int) -> Iterator[str]:
+    yield f"/proc/{pid}/exe"
+    folders = [f"/proc/{pid}/map_files"]
+    with suppress(OSError):
+        # A thread may have descriptors of its own.
+        folders += [f"/proc/{pid}/task/{thread}/fd" for thread in os.listdir(f"/proc/{pid}/task")]
+    for folder in folders:
+        with suppress(OSError):
+            yield from (f"{folder}/{name}" for name in os.listdir(folder))
+
+
+def _mapped_by(pid: int, without: Container[_File]) -> int:
+    """Return a process's part of the memory it has mapped: what several share is divided among them."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # the first one may have ended, and then has none
+            with suppress(OSError, ValueError, IndexError):
+                if lines := _lines(f"/proc/{pid}/task/{thread}/smaps"):
+                    return _sum_of(lines, without)
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
+def _sum_of(lines: Iterable[str], without: Container[_File]) -> int:
+    total, counts = 0, True
+    for line in lines:
+        if not line[:1].isupper():  # where a mapping is, and of what
+            device, number = line.split(None, 5)[3:5]
+            major, minor = (int(part, 16) for part in device.split(":"))
+            counts = (os.makedev(major, minor), int(number)) not in without
+        elif counts and line.startswith(("Pss:", "SwapPss:")):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def _segments_of(pids: list[int]) -> dict[_File, int]:
+    """Return System V shared memory, which lasts without any process that has it mapped, and its size in bytes.
+
+    In a sandbox all of it is the command's. Outside it is what living processes of the command made.
+    """
+    found: dict[_File, int] = {}
+    spaces: dict[str, int] = {}
+    for pid in pids:
+        with suppress(OSError):
+            spaces[os.readlink(f"/proc/{pid}/ns/ipc")] = pid
+    with suppress(OSError, ValueError, IndexError, subprocess.SubprocessError):
+        ours = os.readlink("/proc/self/ns/ipc")
+        for space, pid in spaces.items():
+            names, *rows = map(str.split, _lines("/proc/sysvipc/shm") if space == ours else _seen_by(pid))
+            for row in (dict(zip(names, words, strict=True)) for words in rows):
+                if space != ours or int(row["cpid"]) in pids:
+                    found[_shared_memory(), int(row["shmid"])] = int(row["rss"]) + int(row["swap"])
+    return found
+
+
+def _seen_by(pid: int) -> list[str]:
+    """Return the segments in a sandbox, which are shown only to processes in it."""
+    entered = ("nsenter", "--target", str(pid), "--user", "--ipc", "--preserve-credentials", "cat", "/proc/sysvipc/shm")
+    return subprocess.run(
+        entered, capture_output=True, text=True, check=True, timeout=_ENTER_S, stdin=subprocess.DEVNULL
+    ).stdout.splitlines()
+
+
+@cache
+def _shared_memory() -> int:
+    """Return the device of files in memory that have no name, as those of ``memfd_create``."""
+    descriptor = os.memfd_create("nexofork")
+    try:
+        return os.fstat(descriptor).st_dev
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _memory_devices() -> frozenset[int]:
+    """Return the devices whose files are memory."""
+    found = {_shared_memory()}
+    for line in _lines("/proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        if after.split()[0] in _IN_MEMORY:
+            major, minor = before.split()[2].split(":")
+            found.add(os.makedev(int(major), int(minor)))
+    return frozenset(found)
+
+
 def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
+    return Path(path).read_text(errors="replace").splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,149 @@ async def test_memory_without_bound_is_an_error(tmp_path: Path) -> None:
         killed = f"[killed: it used more than {200 * MB} bytes of memory]"
         assert "memory exhausted" in await hands.bad("Bash", command=one)
         assert killed in await hands.bad("Bash", command=many)
+
+
+PYTHON = "/usr/bin/python3"
+needs_python = pytest.mark.skipif(not os.path.exists(PYTHON), reason="the host has no Python that a sandbox shows")
+FILL = """
+import ctypes, mmap, os, socket, sys, threading, time
+MB = 1024 * 1024
+def fill(descriptor, size):
+    for _ in range(size):
+        os.write(descriptor, bytes(MB))
+    return descriptor
+def stay():
+    time.sleep(60)
+    sys.exit("was not ended")
+"""
+IN_MEMORY = {
+    "one": "d = [fill(os.memfd_create('a'), 30) for _ in range(20)]; stay()",
+    "children": "[os.fork() or (fill(os.memfd_create('a'), 30), stay()) for _ in range(20)]; stay()",
+    "apart": "os.fork() and stay(); os.setsid(); os.fork() and os._exit(0); fill(os.memfd_create('a'), 600); stay()",
+    "shared": "m = [mmap.mmap(-1, 30 * MB) for _ in range(20)]; [x.write(bytes(30 * MB)) for x in m]; stay()",
+    "thread": """
+def own():
+    ctypes.CDLL(None).unshare(0x400)  # CLONE_FILES: descriptors of its own
+    d = [fill(os.memfd_create('a'), 30) for _ in range(20)]
+    stay()
+threading.Thread(target=own).start()
+stay()
+""",
+    "without its first thread": """
+def own():
+    d = [fill(os.memfd_create('a'), 30) for _ in range(20)]
+    stay()
+threading.Thread(target=own).start()
+ctypes.CDLL(None).pthread_exit(None)
+""",
+    "segments": """
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+for _ in range(20):
+    there = libc.shmat(libc.shmget(0, 30 * MB, 0o1600), None, 0)
+    ctypes.memset(there, 1, 30 * MB)
+    libc.shmdt(ctypes.c_void_p(there))
+stay()
+""",
+}
+MAPPED = """
+for _ in range(20):
+    d = fill(os.memfd_create('a'), 30)
+    m = mmap.mmap(d, 4096); globals()[f'm{_}'] = m
+    os.close(d)
+stay()
+"""
+
+
+@needs_python
+@pytest.mark.parametrize("how", IN_MEMORY)
+async def test_memory_that_is_only_held_counts(tmp_path: Path, how: str) -> None:
+    """Files in memory and shared memory count, whichever process or thread holds them and whether it is mapped."""
+    async with boxed(tmp_path / "state", limits=Limits(resident_bytes=300 * MB, time_s=30)) as hands:
+        said = await hands.bad("Bash", command=f"{PYTHON} - <<'END'\n{FILL}{IN_MEMORY[how]}\nEND")
+
+    assert f"[killed: it used more than {300 * MB} bytes of memory]" in said
+
+
+@needs_python
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root, or a control group, knows how large a mapped file is")
+async def test_memory_of_files_with_a_small_mapping_counts(tmp_path: Path) -> None:
+    """One page of each file in memory is mapped and never touched, and no descriptor is left."""
+    async with boxed(tmp_path / "state", limits=Limits(resident_bytes=300 * MB, time_s=30)) as hands:
+        said = await hands.bad("Bash", command=f"{PYTHON} - <<'END'\n{FILL}{MAPPED}\nEND")
+
+    assert f"[killed: it used more than {300 * MB} bytes of memory]" in said
+
+
+@needs_python
+async def test_memory_within_the_limit_is_counted_once(tmp_path: Path) -> None:
+    """A file in memory that several processes have open and mapped, and a segment that is attached."""
+    shared = """
+d = fill(os.memfd_create('a'), 120)
+m = mmap.mmap(d, 120 * MB)
+sum(m[::4096])
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+ctypes.memset(libc.shmat(libc.shmget(0, 60 * MB, 0o1600), None, 0), 1, 60 * MB)
+for _ in range(3):
+    if os.fork() == 0:
+        sum(m[::4096])
+        break
+time.sleep(5)
+"""
+    async with boxed(tmp_path / "state", limits=Limits(resident_bytes=300 * MB, time_s=30)) as hands:
+        await hands.good("Bash", command=f"{PYTHON} - <<'END'\n{FILL}{shared}\nEND")
+
+
+DELETED = {
+    "deleted": "exec {fd}>f; rm f; head -c 8M /dev/zero >&$fd",
+    "unnamed": "exec {fd}>f; rm f; head -c 8M /dev/zero >&$fd; (sleep 60) & exec {fd}>&-",
+    "background": "(exec {fd}>f; rm f; head -c 8M /dev/zero >&$fd; exec setsid sleep 60) & sleep 0.05",
+}
+
+
+@pytest.mark.parametrize("folder", ["/tmp", ".", "/dev/shm"])
+@pytest.mark.parametrize("how", DELETED)
+async def test_deleted_files_count_while_they_are_held(tmp_path: Path, folder: str, how: str) -> None:
+    """In every folder the run may write to, and whichever process holds them; afterwards there is room again."""
+    command = f"cd {folder}; for i in $(seq 40); do {DELETED[how]}; done; sleep 60"
+    async with boxed(tmp_path / "state", disk_bytes=64 * MB) as hands:
+        said = await hands.bad("Bash", command=command)
+        again = await hands.bad("Bash", command=command)
+        room = await hands.good("Bash", command="head -c 8M /dev/zero > f; sleep 0.5; echo room")
+
+    for one in (said, again):
+        assert f"[killed: its files grew by more than {64 * MB} bytes" in one
+    assert room == "room\n"
+
+
+async def test_deleted_files_of_commands_at_once_count_together(tmp_path: Path) -> None:
+    """The limit is the run's, not each command's."""
+    command = "exec 9>f$RANDOM$RANDOM; rm -f f*; head -c 40M /dev/zero >&9; sleep 60"
+    async with boxed(tmp_path / "state", disk_bytes=64 * MB) as hands, asyncio.TaskGroup() as tasks:
+        both = [tasks.create_task(hands.outcome("Bash", command=command, timeout_s=30)) for _ in range(2)]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        ended = next(one for one in both if one.done())
+        for one in both:
+            one.cancel()
+
+    assert f"[killed: its files grew by more than {64 * MB} bytes" in str(ended.result().content)
+
+
+HIDDEN = {
+    "locked": "mkdir -p a/b; cd a/b; {write}; cd ../..; chmod 000 a/b a; sleep 60",
+    "deep": "n=$(printf 'd%.0s' {{1..200}}); for i in {{1..30}}; do mkdir $n; cd -P $n; done; {write}; sleep 60",
+}
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+async def test_files_in_folders_that_are_hard_to_read_count(tmp_path: Path, how: str) -> None:
+    """Folders without rights, and paths longer than the kernel takes."""
+    write = "for i in $(seq 20); do head -c 8M /dev/zero > f$i; done"
+    async with boxed(tmp_path / "state", disk_bytes=64 * MB) as hands:
+        said = await hands.bad("Bash", command=HIDDEN[how].format(write=write), timeout_s=30)
+
+    assert f"[killed: its files grew by more than {64 * MB} bytes" in said
 
 
 async def test_commands_are_the_first_to_go_when_memory_runs_out(tmp_path: Path) -> None:
