@@ -36,13 +36,13 @@ UNITS = Path(__file__).resolve().parents[2] / "daemon" / "systemd"
 class Unit:
     """An instance of the template on the machine."""
 
-    def __init__(self, machine: Machine, fleet: Fleet, name: str, **settings: Any) -> None:
+    def __init__(self, machine: Machine, fleet: Fleet, name: str, *, more: str = "", **settings: Any) -> None:
         self.machine, self.name, self.unit = machine, name, f"nexoforkd@{name}.service"
         lines = {"slots": 4, "name": f'"{name}"', "lease_s": fleet.lease_s, "drain_s": 0, **settings}
         daemon = "\n".join(f"{key} = {value}" for key, value in lines.items())
         self.file = f"/etc/nexofork/{name}.toml"
         nats = f'[nats]\nurl = "{fleet.url}"\npool = "{fleet.pool}"'
-        machine.write(self.file, f'[daemon]\n{daemon}\n{nats}\n[provider]\nbase_url = "{fleet.sim.url}"\n')
+        machine.write(self.file, f'[daemon]\n{daemon}\n{nats}\n[provider]\nbase_url = "{fleet.sim.url}"\n{more}')
         machine.write(f"/etc/credstore/nexofork.{name}.anthropic_api_key", KEY + "\n", mode=0o600)
 
     @property
@@ -125,6 +125,28 @@ async def test_credentials_are_the_daemons_alone(machine: Machine, fleet: Fleet,
     assert "--config" in told
     assert "CREDENTIALS_DIRECTORY=" not in told
     assert KEY not in told
+
+
+async def test_a_command_is_held_to_its_memory(machine: Machine, fleet: Fleet, name: str) -> None:
+    """By the kernel, in a control group of its own, where the host gives the unit one; else the daemon counts."""
+    unit = Unit(machine, fleet, name, more="[sandbox]\nmemory_mb = 100\n")
+    fleet.captured = await fleet.agent.ask(tools=TOOLS)
+    await unit.start()
+    fill = "import os; d = [os.memfd_create(str(n)) for n in range(400)]; [os.write(one, bytes(1 << 20)) for one in d]"
+    command = f"/usr/bin/python3 -c \"{fill}; __import__('time').sleep(60)\""
+    async with fleet.connect() as forks:
+        directive = says("Fill.", {"tools": [call("Bash", command=command)]}, {"text": "Done."})
+        result = await (await forks.fork(await fleet.params(directive))).result()
+
+    assert result.status is ForkStatus.COMPLETED, result.error
+    (answer,) = results_in(fleet.sim, 2)
+    assert f"[killed: it used more than {100 * 1024 * 1024} bytes of memory]" in answer["content"]
+    assert set(machine.show(unit.unit, "DelegateControllers").split()) >= {"memory", "pids"}
+    group = machine.show(unit.unit, "ControlGroup")
+    given = set(machine.run("cat", f"/sys/fs/cgroup{group}/cgroup.controllers").split()) >= {"memory", "pids"}
+    where = machine.run("cat", f"/proc/{unit.pid}/cgroup").splitlines()[-1]
+    assert where.endswith("/nexofork-daemon") == given
+    assert machine.show(unit.unit, "ActiveState") == "active"
 
 
 async def test_a_loop_that_hangs_is_restarted(machine: Machine, fleet: Fleet, name: str) -> None:

@@ -108,7 +108,7 @@ def delegated() -> Path | None:
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         mount = next(mount for mount in _MOUNTS if (mount / "cgroup.controllers").exists())
         group = mount / own.lstrip("/")
-        if group == mount or not set(_CONTROLLERS) <= set((group / "cgroup.controllers").read_text().split()):
+        if not _is_ours(group) or not set(_CONTROLLERS) <= set((group / "cgroup.controllers").read_text().split()):
             return None
         if (group / "cgroup.procs").read_text().split() != [str(os.getpid())]:
             return None
@@ -124,6 +124,16 @@ def delegated() -> Path | None:
     except (OSError, StopIteration):
         return None
     return group
+
+
+def _is_ours(group: Path) -> bool:
+    """Whether a group was delegated: a user owns it then. To root all belong, and systemd marks those it means."""
+    if os.geteuid() != 0:
+        return group.stat().st_uid == os.geteuid()
+    for name in ("trusted.delegate", "user.delegate"):
+        with suppress(OSError):
+            return os.getxattr(group, name) == b"1"
+    return False
 
 
 @cache
