@@ -11,6 +11,7 @@ descriptor or a mapping of it. So does a deleted file on a disk.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -32,6 +33,7 @@ _CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memor
 _COUNT_EVERY_S = 2.0
 _COUNT_SHARE = 20
 _ENTER_S = 5.0
+_NS_GET_USERNS = 0xB701
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 _File: TypeAlias = tuple[int, int]
@@ -133,15 +135,13 @@ def _processes_of(leader: int) -> set[int]:
     """Return the living processes of a leader's session, and all that descend from it."""
     parents: dict[int, int] = {}
     found: set[int] = set()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError, ValueError, IndexError):
-            fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
             if fields[0] != "Z" or int(fields[17]) > 1:  # the first thread may end before the others
-                parents[int(entry.name)] = int(fields[1])
-                if leader in (int(entry.name), int(fields[1]), int(fields[3])):
-                    found.add(int(entry.name))
+                parents[int(name)] = int(fields[1])
+                if leader in (int(name), int(fields[1]), int(fields[3])):
+                    found.add(int(name))
     grown = True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in found and pid not in found}
@@ -226,11 +226,27 @@ def _segments_of(pids: list[int]) -> dict[_File, int]:
 
 
 def _seen_by(pid: int) -> list[str]:
-    """Return the segments in a sandbox, which are shown only to processes in it."""
-    entered = ("nsenter", "--target", str(pid), "--user", "--ipc", "--preserve-credentials", "cat", "/proc/sysvipc/shm")
-    return subprocess.run(
-        entered, capture_output=True, text=True, check=True, timeout=_ENTER_S, stdin=subprocess.DEVNULL
-    ).stdout.splitlines()
+    """Return the table of segments in a sandbox, which is shown only to processes in it."""
+    space = os.open(f"/proc/{pid}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Rights over it come with the user namespace that made it, which is not the one that commands are in.
+        owner = fcntl.ioctl(space, _NS_GET_USERNS)
+        try:
+            entered = ("nsenter", f"--user=/proc/self/fd/{owner}", f"--ipc=/proc/self/fd/{space}")
+            shown = subprocess.run(
+                (*entered, "--preserve-credentials", "cat", "/proc/sysvipc/shm"),
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=_ENTER_S,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(owner, space),
+            )
+        finally:
+            os.close(owner)
+    finally:
+        os.close(space)
+    return shown.stdout.splitlines()
 
 
 @cache
