@@ -1,20 +1,105 @@
 """An assistant message as the bytes it came in.
 
 Echoing a parsed reply back reorders its keys, and a thinking block is bound to its exact bytes, so a reply is kept as
-wire bytes, block by block; the parsed view beside them is for looking only.
+wire bytes, block by block; the parsed view next to them is for looking only.
+
+A reply comes from a server that may be broken or hostile, so its size has limits. They are far above what a model can
+write in one answer, and keep one answer from taking a host's memory.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexofork.core.spans import end_of_value, items_of, members_of, read_json, readable, skip_space
 from nexofork.core.usage import Usage
 from nexofork.errors import BadJson, BadReply
 
-__all__ = ["CutToolUse", "Reply", "ReplyBlock", "ToolUse"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "BLOCKS",
+    "BLOCK_BYTES",
+    "ID_CHARACTERS",
+    "JSON_DEPTH",
+    "JSON_VALUES",
+    "REPLY_BYTES",
+    "CutToolUse",
+    "OversizedReply",
+    "Reply",
+    "ReplyBlock",
+    "ToolUse",
+    "check_json",
+    "check_size",
+]
+
+REPLY_BYTES = 64 * 2**20
+"""The largest body of one answer, decoded. 128,000 tokens, one event each, need about 20 MB."""
+BLOCK_BYTES = 16 * 2**20
+"""The largest line and event of a stream, and the largest content block."""
+BLOCKS = 10_000
+"""The most content blocks of one answer."""
+JSON_DEPTH = 200
+"""How deep one JSON value may be nested."""
+JSON_VALUES = 250_000
+"""How many JSON keys and values the blocks of one answer may hold; parsed, each takes up to 250 bytes."""
+ID_CHARACTERS = 256
+"""The longest id, model name or stop reason."""
+
+# What a message adds to the depth and the number of values of its blocks.
+_ENVELOPE = 100
+_MARKS = re.compile(rb'[\[\]{},]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+class OversizedReply(BadReply):
+    """A reply that is larger than any model writes."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, fix=_PASS_WHOLE)
+
+
+def check_size(what: str, size: int, most: int) -> None:
+    """Refuse a part of a reply that is too large.
+
+    Raises:
+        OversizedReply: `size` is over `most`.
+    """
+    if size > most:
+        raise OversizedReply(f"has {what} over the limit of {most:,}")
+
+
+def check_json(wire: bytes, *, part: str = "", depth: int = JSON_DEPTH, values: int = JSON_VALUES) -> int:
+    """Refuse JSON that is nested too deeply or would take far more memory parsed than as bytes.
+
+    Args:
+        wire: The JSON.
+        part: How an error names it: ``has a content block that``, or nothing for the whole reply.
+        depth: How deep it may be nested.
+        values: How many values it may hold.
+
+    Returns:
+        About how many values it holds.
+
+    Raises:
+        OversizedReply: It is deeper than `depth` or holds more than `values`.
+    """
+    count = level = 0
+    for found in _MARKS.finditer(wire):
+        mark = wire[found.start()]
+        if mark in b"]}":
+            level -= 1
+            continue
+        count += 1
+        level += mark in b"[{"
+        if level > depth:
+            raise OversizedReply(f"{part}is nested too deeply to read: over {depth} levels")
+        if count > values:
+            raise OversizedReply(f"{part}holds over {values:,} JSON values")
+    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +143,7 @@ class ReplyBlock:
         Raises:
             BadReply: The bytes are not a JSON object with a ``type``.
         """
+        check_json(wire, part="has a content block that ")
         try:
             value = read_json(wire)
         except (ValueError, RecursionError) as exc:
@@ -114,11 +200,17 @@ class Reply:
         return tuple(_tool_use(block.value) for block in self.blocks if block.kind == "tool_use")
 
     @classmethod
-    def from_response(cls, response: bytes | str | dict[str, Any] | list[Any]) -> Reply:
+    def from_response(
+        cls, response: bytes | str | dict[str, Any] | list[Any], *, usage_of: Callable[[Any], Usage] | None = None
+    ) -> Reply:
         """Read an API response or a bare content array; bytes keep their exact form.
 
+        Args:
+            response: What was received.
+            usage_of: Reads its ``usage``; by default counts that cannot be are left out.
+
         Raises:
-            BadReply: It is neither, or a block is malformed.
+            BadReply: It is neither, or a block is malformed, or it is too large.
         """
         try:
             if isinstance(response, (dict, list)):
@@ -127,12 +219,14 @@ class Reply:
         except (TypeError, ValueError, RecursionError) as exc:
             raise BadReply(f"cannot be serialised: {exc}", fix=_PASS_WHOLE) from exc
         try:
-            return cls._from_wire(wire)
+            return cls._from_wire(wire, usage_of or _lenient_usage)
         except BadJson as exc:
             raise BadReply(f"{exc.problem} at byte {exc.offset}", fix=_PASS_WHOLE) from exc
 
     @classmethod
-    def _from_wire(cls, wire: bytes) -> Reply:
+    def _from_wire(cls, wire: bytes, usage_of: Callable[[Any], Usage]) -> Reply:
+        check_size("a number of bytes", len(wire), REPLY_BYTES)
+        check_json(wire, depth=JSON_DEPTH + _ENVELOPE, values=JSON_VALUES + BLOCKS + _ENVELOPE)
         text = readable(wire)
         start = skip_space(text, 0)
         end = end_of_value(text, start)
@@ -148,25 +242,34 @@ class Reply:
             raise BadReply("has no `content` array", fix=_PASS_WHOLE)
         meta = {key: read_json(wire[span.start : span.end]) for key, span in spans.items() if key in _META}
         if meta.get("role", "assistant") != "assistant":
-            raise BadReply(f"has the role {meta['role']!r}", fix="Pass the assistant's message.")
+            raise BadReply(f"has the role {str(meta['role'])[:40]!r}", fix="Pass the assistant's message.")
         return cls(
             blocks=_blocks(wire, text, content.start),
             stop_reason=_text_or_none(meta.get("stop_reason")),
             message_id=_text_or_none(meta.get("id")),
             model=_text_or_none(meta.get("model")),
-            usage=Usage.from_wire(meta["usage"]) if isinstance(meta.get("usage"), dict) else Usage(),
+            usage=usage_of(meta.get("usage")),
         )
 
 
 _META = frozenset({"id", "model", "role", "stop_reason", "usage"})
 
 
+def _lenient_usage(usage: object) -> Usage:
+    return Usage.from_wire(usage) if isinstance(usage, dict) else Usage()
+
+
 def _blocks(wire: bytes, text: str, start: int) -> tuple[ReplyBlock, ...]:
-    return tuple(ReplyBlock.from_wire(wire[span.start : span.end]) for span in items_of(text, start))
+    spans = items_of(text, start)
+    check_size("a number of content blocks", len(spans), BLOCKS)
+    return tuple(ReplyBlock.from_wire(wire[span.start : span.end]) for span in spans)
 
 
 def _text_or_none(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    check_size("an id, model or stop reason with a number of characters", len(value), ID_CHARACTERS)
+    return value
 
 
 def _tool_use(value: dict[str, Any]) -> ToolUse:

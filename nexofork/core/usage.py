@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nexofork.errors import NexoforkError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Usage"]
+__all__ = ["CALL_TOKENS", "BadUsage", "Usage"]
 
-_MOST_TOKENS = 10**100
+CALL_TOKENS = 20_000_000
+"""The most tokens of one call, prompt or output: above every model's context window."""
+_SUM_TOKENS = 10**12
+_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+_WRITES = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+
+
+class BadUsage(NexoforkError):
+    """Token counts that no call can have."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"The usage {problem}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +77,7 @@ class Usage:
         def count(key: str, default: int, source: Mapping[str, Any] = usage) -> int:
             value = source.get(key)
             # A count that no call can have is as good as none.
-            return value if isinstance(value, int) and abs(value) <= _MOST_TOKENS else default
+            return value if type(value) is int and 0 <= value <= _SUM_TOKENS else default
 
         split = usage.get("cache_creation")
         if isinstance(split, dict):
@@ -80,6 +94,30 @@ class Usage:
             cache_write_1h_tokens=write_1h,
             output_tokens=count("output_tokens", start.output_tokens),
         )
+
+    @classmethod
+    def billed(cls, usage: object, *, base: Usage | None = None) -> Usage:
+        """Read the ``usage`` of one call like `from_wire`; counts may be missing, and must not be impossible.
+
+        Raises:
+            BadUsage: A count is negative, not an integer, or over `CALL_TOKENS`.
+        """
+        usage = _object("", usage)
+        split = _object("cache_creation", usage.get("cache_creation"))
+        for name, value in (
+            *((name, usage.get(name)) for name in _COUNTS),
+            *((name, split.get(name)) for name in _WRITES),
+        ):
+            if value is None:
+                continue
+            if type(value) is not int:
+                raise BadUsage(f"has a `{name}` that is no integer: {str(value)[:40]}")
+            if not 0 <= value <= CALL_TOKENS:
+                raise BadUsage(f"has a `{name}` that is not between 0 and {CALL_TOKENS:,}: {_short(value)}")
+        read = cls.from_wire(usage, base=base)
+        if read.prompt_tokens > CALL_TOKENS:
+            raise BadUsage(f"has a prompt of {read.prompt_tokens:,} tokens, over {CALL_TOKENS:,}")
+        return read
 
     def to_wire(self) -> dict[str, Any]:
         """Return the counts under the API's names."""
@@ -109,3 +147,15 @@ class Usage:
         if self.cache_write_tokens:
             compact["cache_creation"] = {name: count for name, count in writes.items() if count}
         return compact
+
+
+def _object(name: str, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadUsage(f"has a `{name}` that is no object" if name else "is no object")
+    return value
+
+
+def _short(count: int) -> str:
+    return str(count) if abs(count) < 10**15 else f"a number {'below -' if count < 0 else 'above '}10^15"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 from anthropic import AnthropicError, AsyncAnthropic, AsyncStream
@@ -19,17 +19,19 @@ from anthropic import AnthropicError, AsyncAnthropic, AsyncStream
 from nexofork.errors import ForkRefused, ProviderError
 from nexofork.providers.assembly import ResponseIds
 from nexofork.providers.capture import uncaptured
-from nexofork.providers.diagnosis import failure_of_exception
+from nexofork.providers.diagnosis import failure_of_exception, request_id_in
 from nexofork.providers.failures import ConnectionLost, Unauthorized
 from nexofork.providers.outgoing import Pieces, headers_of, http_client, path_of
 from nexofork.providers.provider import CallRetried
-from nexofork.providers.reading import ResponseReader
+from nexofork.providers.reading import ResponseReader, refusal_of
 from nexofork.providers.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from types import TracebackType
     from typing import Self
+
+    from anthropic import APIRequest, AsyncAPIResponse, AsyncCallNext
 
     from nexofork.providers.outgoing import Transport
     from nexofork.providers.provider import ModelRequest, ProviderEvent
@@ -157,7 +159,7 @@ class AnthropicProvider:
         try:
             async with asyncio.timeout(timeouts.first_byte_s):
                 with uncaptured():
-                    stream = await self._client.post(
+                    stream = await self._client.with_middleware(_answered).post(
                         path_of(request),
                         content=cast("AsyncIterator[bytes]", Pieces(request.body)),
                         cast_to=object,
@@ -167,12 +169,14 @@ class AnthropicProvider:
                             "headers": headers_of(request),
                             "timeout": httpx2.Timeout(longest_s, connect=timeouts.connect_s),
                             "max_retries": 0,
+                            "follow_redirects": False,
                         },
                     )
         except TimeoutError as exc:
             raise ConnectionLost(f"no response began within {timeouts.first_byte_s:g} s") from exc
         except (AnthropicError, httpx2.HTTPError) as exc:
-            raise failure_of_exception(exc) from exc
+            # Not `from exc`: the text of a cause may hold the key, and a log would show it.
+            raise failure_of_exception(exc) from None
         except TypeError as exc:
             if "authentication" not in str(exc):
                 raise
@@ -183,9 +187,21 @@ class AnthropicProvider:
     def _ids(self, response: httpx2.Response) -> ResponseIds:
         headers = response.headers
         ids = ResponseIds(
-            request_id=headers.get("request-id"),
+            request_id=request_id_in(response),
             workspace_id=headers.get("anthropic-workspace-id"),
             organization_id=headers.get("anthropic-organization-id"),
         )
         self._workspace_id = ids.workspace_id or self._workspace_id
         return ids
+
+
+async def _answered(request: APIRequest, call_next: AsyncCallNext) -> AsyncAPIResponse[Any]:
+    """Stop at a response that is no answer, before the SDK reads all of it.
+
+    Raises:
+        ProviderError: What the response says, or why it is not read.
+    """
+    answer = await call_next(request)
+    if failure := await refusal_of(answer.http_response):
+        raise failure
+    return answer

@@ -15,7 +15,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nexofork.core.reply import CutToolUse, Reply
+from nexofork.core.reply import (
+    BLOCKS,
+    ID_CHARACTERS,
+    JSON_DEPTH,
+    JSON_VALUES,
+    CutToolUse,
+    Reply,
+    check_json,
+    check_size,
+)
 from nexofork.core.spans import members_of, readable
 from nexofork.core.usage import Usage
 from nexofork.errors import BadJson
@@ -24,20 +33,23 @@ from nexofork.providers.diagnosis import failure_of_event
 from nexofork.providers.provider import BlockFinished, MessageFinished, MessageStarted, TextDelta
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nexofork.core.reply import ReplyBlock
     from nexofork.core.spans import Span
     from nexofork.providers.provider import ProviderEvent
 
 __all__ = ["Assembly", "ResponseIds"]
 
-_STRING = rb'"([^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*)"'
+# Possessive, because a repeat that can be taken back remembers every escape of a long text.
+_STRING = rb'"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"'
 # Nearly all events of a stream have this shape, and one match is several times cheaper than parsing them.
 _USUAL_DELTA = re.compile(
     rb'\{"type": ?"content_block_delta", ?"index": ?(\d{1,9}), ?"delta": ?'
     rb'\{"type": ?"(?:text|thinking|signature|input_json)_delta", ?'
     rb'"(text|thinking|signature|partial_json)": ?' + _STRING + rb" ?\} *\}\s*"
 )
-_HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})\Z")
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +62,18 @@ class ResponseIds:
 
 
 class Assembly:
-    """One message in the making: feed it every event's data in order."""
+    """One message in the making: feed it every event's data in order.
 
-    def __init__(self, ids: ResponseIds | None = None) -> None:
+    Args:
+        ids: Who answers.
+        secrets: What an error must not repeat.
+        billed: Whether impossible token counts are an error; else they are left out.
+    """
+
+    def __init__(self, ids: ResponseIds | None = None, *, secrets: Sequence[str] = (), billed: bool = False) -> None:
         self._ids = ids or ResponseIds()
+        self._secrets = secrets
+        self._billed = billed
         self._message_id: str | None = None
         self._model: str | None = None
         self._usage = Usage()
@@ -63,6 +83,7 @@ class Assembly:
         self._cut: CutToolUse | None = None
         self._half_pair = b""
         self._stopped = False
+        self._values = 0
 
     @property
     def reply(self) -> Reply | None:
@@ -91,6 +112,8 @@ class Assembly:
             ProviderError: The event is an ``error``.
             BadJson: The event is not JSON.
             BadReply: A block came out malformed.
+            OversizedReply: The answer is larger than any model's.
+            BadUsage: The token counts cannot be true.
         """
         if usual := _USUAL_DELTA.fullmatch(data):
             return self._append(int(usual[1]), usual[2], usual[3])
@@ -109,14 +132,14 @@ class Assembly:
             case "message_stop":
                 return self._finish_message()
             case "error":
-                raise failure_of_event(event, request_id=self._ids.request_id)
+                raise failure_of_event(event, request_id=self._ids.request_id, secrets=self._secrets)
         return None
 
     def _start_message(self, event: dict[str, Any]) -> MessageStarted:
         message = _dict(event.get("message"))
         self._message_id = _text(message.get("id"))
         self._model = _text(message.get("model"))
-        self._usage = Usage.from_wire(_dict(message.get("usage")))
+        self._usage = self._read_usage(message.get("usage"))
         return MessageStarted(
             message_id=self._message_id or "",
             model=self._model or "",
@@ -133,6 +156,7 @@ class Assembly:
         if isinstance(index, int) and isinstance(value, dict):
             span = _spans(data)["content_block"]
             self._open[index] = OpenBlock(data[span.start : span.end], value)
+            check_size("a number of content blocks", len(self._open) + len(self._done), BLOCKS)
             self._half_pair = b""
 
     def _append(self, index: int, field: bytes, raw: bytes) -> TextDelta | None:
@@ -146,9 +170,9 @@ class Assembly:
         """Decode for the eye; half of a surrogate pair waits for its other half in the next delta."""
         raw = self._half_pair + raw
         self._half_pair = b""
-        if raw[-6:-4] == b"\\u" and (half := _HALF_PAIR.search(raw)):
-            self._half_pair = half[1]
-            raw = raw[: half.start(1)]
+        if raw[-6:-4] == b"\\u" and _HALF_PAIR.fullmatch(raw, len(raw) - 6) and not _ends_escaped(raw[:-6]):
+            self._half_pair = raw[-6:]
+            raw = raw[:-6]
         text = _unescaped(raw)
         return TextDelta(text=text) if text else None
 
@@ -184,11 +208,18 @@ class Assembly:
             self._cut = self._cut or finished
             return None
         self._done[index] = finished
+        self._values += check_json(finished.wire)
+        check_size("a number of JSON values", self._values, JSON_VALUES)
         return BlockFinished(index=index, block=finished)
 
     def _end_of_message(self, event: dict[str, Any]) -> None:
         self._stop_reason = _text(_dict(event.get("delta")).get("stop_reason")) or self._stop_reason
-        self._usage = Usage.from_wire(_dict(event.get("usage")), base=self._usage)
+        self._usage = self._read_usage(event.get("usage"))
+
+    def _read_usage(self, usage: object) -> Usage:
+        if self._billed:
+            return Usage.billed(usage, base=self._usage)
+        return Usage.from_wire(_dict(usage), base=self._usage)
 
     def _finish_message(self) -> MessageFinished:
         for index in tuple(self._open):
@@ -200,11 +231,17 @@ class Assembly:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
+    check_json(data, depth=JSON_DEPTH + 2)
     try:
         event = json.loads(data)
     except (ValueError, RecursionError) as exc:
         raise BadJson("of a streamed event cannot be read", offset=getattr(exc, "pos", 0)) from exc
     return _dict(event)
+
+
+def _ends_escaped(raw: bytes) -> bool:
+    """Whether the next character is escaped by a backslash at the end."""
+    return (len(raw) - len(raw.rstrip(b"\\"))) % 2 == 1
 
 
 def _unescaped(raw: bytes) -> str:
@@ -233,4 +270,7 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    check_size("an id, model or stop reason with a number of characters", len(value), ID_CHARACTERS)
+    return value

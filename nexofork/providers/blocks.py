@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nexofork.core.reply import CutToolUse, ReplyBlock
+from nexofork.core.reply import BLOCK_BYTES, ID_CHARACTERS, CutToolUse, ReplyBlock, check_json, check_size
 from nexofork.core.spans import end_of_value, members_of, readable, skip_space
 from nexofork.errors import BadJson
 
@@ -21,7 +21,7 @@ __all__ = ["OpenBlock"]
 class OpenBlock:
     """Collects raw fragments and writes them into the block once, at its end."""
 
-    __slots__ = ("_citations", "_fragments", "_replaced", "_start", "_value")
+    __slots__ = ("_citations", "_fragments", "_replaced", "_size", "_start", "_value")
 
     def __init__(self, start: bytes, value: dict[str, Any]) -> None:
         self._start = start
@@ -29,9 +29,15 @@ class OpenBlock:
         self._fragments: dict[bytes, list[bytes]] = {}
         self._replaced: dict[str, bytes] = {}
         self._citations: list[bytes] = []
+        self._size = len(start)
 
     def append(self, field: bytes, raw: bytes) -> None:
-        """Add a fragment: the inside of a JSON string, still escaped."""
+        """Add a fragment: the inside of a JSON string, still escaped.
+
+        Raises:
+            OversizedReply: The block is over `BLOCK_BYTES` with it, as for the other ways to add.
+        """
+        self._grow(raw)
         if field == b"signature":
             # The API sends a signature whole; its SDKs take the last one they see.
             self._replaced["signature"] = b'"' + raw + b'"'
@@ -44,17 +50,19 @@ class OpenBlock:
 
     def replace(self, field: str, raw: bytes) -> None:
         """Set a field to a JSON value that came whole."""
+        self._grow(raw)
         self._replaced[field] = raw
 
     def add_citation(self, raw: bytes) -> None:
         """Add one citation object."""
+        self._grow(raw)
         self._citations.append(raw)
 
     def finish(self) -> ReplyBlock | CutToolUse:
         """Return the block, or the tool call whose input never became a JSON object.
 
         Raises:
-            BadReply: The bytes do not make a block.
+            BadReply: The bytes do not make a block, or one that is too large.
         """
         text = readable(self._start)
         spans = {member.key: member.value for member in members_of(text, 0)}
@@ -65,12 +73,17 @@ class OpenBlock:
         if self._citations:
             values["citations"] = self._all_citations(spans.get("citations"))
         if (input_ := self._input()) is not None:
+            check_json(input_)
             if not _is_object(input_):
                 return self._cut(input_)
             values["input"] = input_
         elif self._value.get("type") == "tool_use" and "input" not in spans:
             values["input"] = b"{}"
         return ReplyBlock.from_wire(self._filled(spans, values))
+
+    def _grow(self, raw: bytes) -> None:
+        self._size += len(raw)
+        check_size("a content block with a number of bytes", self._size, BLOCK_BYTES)
 
     def _input(self) -> bytes | None:
         """The model's own JSON text, or None when no delta brought any."""
@@ -86,8 +99,8 @@ class OpenBlock:
 
     def _cut(self, partial: bytes) -> CutToolUse:
         return CutToolUse(
-            id=str(self._value.get("id", "")),
-            name=str(self._value.get("name", "")),
+            id=str(self._value.get("id", ""))[:ID_CHARACTERS],
+            name=str(self._value.get("name", ""))[:ID_CHARACTERS],
             partial_input=partial.decode(),
         )
 

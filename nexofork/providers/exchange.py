@@ -1,7 +1,8 @@
 """One captured request and its reply, recorded while they pass by.
 
 The reader of the response gets every chunk first and unchanged; the recorder looks at it afterwards. Nothing that goes
-wrong here may reach the reader: a reply that cannot be understood is recorded as unknown.
+wrong here may reach the reader: a reply that cannot be understood is recorded as unknown. So is one over a limit of
+`nexofork.core.reply`, which is then no longer collected or decoded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from nexofork.core.reply import Reply
+from nexofork.core.reply import REPLY_BYTES, OversizedReply, Reply, check_size
 from nexofork.core.snapshot import CACHE_HEADERS, CacheSafeParams
 from nexofork.errors import NexoforkError, ProviderError
 from nexofork.providers.assembly import Assembly
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["AsyncTee", "Exchange", "SyncTee"]
 
 _log = logging.getLogger(__name__)
+
+# A few bytes of a compressed body can stand for megabytes, so they are decoded in pieces this small.
+_PACKED_BYTES = 16
+_SLICE_BYTES = 64 * 1024
 
 
 class Exchange:
@@ -41,7 +46,9 @@ class Exchange:
         self._headers = httpx2.Headers()
         self._splitter = SseSplitter()
         self._assembly: Assembly | None = None
-        self._whole: list[bytes] = []
+        self._whole = bytearray()
+        self._size = 0
+        self._unreadable = False
         self._passed: bytes | None = None
         self._over = False
 
@@ -66,10 +73,19 @@ class Exchange:
         chunk, self._passed = self._passed, None
         if chunk is None or self._over:
             return
-        if self._assembly is None:
-            self._whole.append(chunk)
+        if self._unreadable:
             return
-        self._feed(self._assembly, chunk)
+        try:
+            self._size += len(chunk)
+            check_size("a number of bytes", self._size, REPLY_BYTES)
+            if self._assembly is None:
+                self._whole += chunk
+            else:
+                _feed(self._assembly, self._splitter, chunk)
+        except ProviderError:
+            self.fail()
+        except NexoforkError as exc:
+            self._give_up(exc)
 
     def fail(self) -> None:
         """The transport failed; the reader has the error."""
@@ -80,8 +96,7 @@ class Exchange:
         if self._over:
             return
         self._over = True
-        reply = self._assembly.reply if self._assembly else self._whole_reply()
-        self._record(reply)
+        self._record(self._assembly.reply if self._assembly else self._whole_reply())
 
     def close(self) -> None:
         """The reader is done, perhaps before the end."""
@@ -91,32 +106,25 @@ class Exchange:
         self._over = True
         self._record(self._assembly.reply if self._assembly else None)
 
-    def _feed(self, assembly: Assembly, chunk: bytes) -> None:
-        try:
-            for data in self._splitter.feed(chunk):
-                assembly.feed(data)
-        except ProviderError:
-            self.fail()
-        except NexoforkError as exc:
-            # From here on the chunks are only collected, and the reply comes out as unknown.
-            _log.warning("A captured reply could not be read: %s", exc)
-            self._assembly = None
+    def _give_up(self, exc: Exception) -> None:
+        """Forget what came; the reply is recorded as unknown."""
+        _log.warning("A captured reply could not be read: %s", exc)
+        self._unreadable = True
+        self._assembly = None
+        self._whole = bytearray()
 
     def _whole_reply(self) -> Reply | None:
         """Read a response that was collected because it did not stream or was compressed."""
-        encoding = self._headers.get("content-encoding")
-        raw = b"".join(self._whole)
+        if self._unreadable:
+            return None
         try:
-            body = (
-                httpx2.Response(200, headers={"content-encoding": encoding}, content=raw).content if encoding else raw
-            )
+            body = _decoded(bytes(self._whole), self._headers.get("content-encoding", ""))
             if "text/event-stream" not in self._headers.get("content-type", ""):
                 return Reply.from_response(body)
             assembly = Assembly()
-            for data in SseSplitter().feed(body):
-                assembly.feed(data)
+            _feed(assembly, SseSplitter(), body)
         except (NexoforkError, httpx2.DecodingError) as exc:
-            _log.warning("A captured reply could not be read: %s", exc)
+            self._give_up(exc)
             return None
         return assembly.reply
 
@@ -137,6 +145,32 @@ class Exchange:
             _log.warning("A captured request cannot be forked: %s", exc)
             return
         self._keep(params)
+
+
+def _feed(assembly: Assembly, splitter: SseSplitter, body: bytes) -> None:
+    """Feed a body, in slices because some clients hand it over in one piece."""
+    for start in range(0, len(body), _SLICE_BYTES):
+        for data in splitter.feed(body[start : start + _SLICE_BYTES]):
+            assembly.feed(data)
+
+
+def _decoded(raw: bytes, encoding: str) -> bytes:
+    """Return a body decoded.
+
+    Raises:
+        OversizedReply: It becomes larger than any reply, or was compressed more than once.
+        httpx2.DecodingError: It is not what its encoding says.
+    """
+    if not encoding:
+        return raw
+    if "," in encoding:
+        raise OversizedReply("was compressed more than once")
+    pieces = (raw[at : at + _PACKED_BYTES] for at in range(0, len(raw), _PACKED_BYTES))
+    body = bytearray()
+    for piece in httpx2.Response(200, headers={"content-encoding": encoding}, content=pieces).iter_bytes():
+        body += piece
+        check_size("a number of bytes", len(body), REPLY_BYTES)
+    return bytes(body)
 
 
 class AsyncTee(httpx2.AsyncByteStream):

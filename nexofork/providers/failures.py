@@ -11,9 +11,13 @@ The branches say what to do::
     ├── Overloaded           the API is busy
     ├── ServerFault          the API failed
     ├── ConnectionLost       no answer, or it stopped in the middle
-    └── StreamFailed         the API reported an error inside a stream it had begun
+    ├── StreamFailed         the API reported an error inside a stream it had begun
+    ├── Redirected           the API points to another address; a prompt is not sent there
+    ├── UnaskedEncoding      the answer is compressed, and no compression was asked for
+    ├── ReplyTooLarge        the answer is larger than any model writes
+    └── ImpossibleUsage      the answer's token counts cannot be true
 
-Whoever catches one reads ``retryable``; a person reads the message, which ends with what to do.
+A caller reads ``retryable``; a person reads the message, which ends with what to do.
 """
 
 from __future__ import annotations
@@ -26,11 +30,15 @@ __all__ = [
     "BadRequest",
     "ConnectionLost",
     "ContextOverflow",
+    "ImpossibleUsage",
     "Overloaded",
     "RateLimited",
+    "Redirected",
+    "ReplyTooLarge",
     "ServerFault",
     "StreamFailed",
     "TooLarge",
+    "UnaskedEncoding",
     "Unauthorized",
 ]
 
@@ -116,6 +124,34 @@ class ServerFault(_Answered):
     means = "The API failed"
     advice = "Try again; if it stays, report the request to the provider."
     may_retry = True
+
+
+class Redirected(_Answered):
+    """The API points to another address. It is not followed: the prompt and the key are for the configured server."""
+
+    means = "The API redirects the request"
+    advice = "Redirects are not followed. Set ANTHROPIC_BASE_URL to the address that answers."
+
+
+class UnaskedEncoding(_Answered):
+    """The answer is compressed, and the request asked for ``identity``."""
+
+    means = "The answer is encoded in a way that was not asked for"
+    advice = "Turn off compression in the server or the proxy in front of it."
+
+
+class ReplyTooLarge(_Answered):
+    """The answer is larger than any model writes; reading it stopped at the limit."""
+
+    means = "The answer is too large"
+    advice = "Check the server that ANTHROPIC_BASE_URL names."
+
+
+class ImpossibleUsage(_Answered):
+    """The answer's token counts cannot be true, so they are not booked; the call may have been billed."""
+
+    means = "The answer's token counts cannot be true"
+    advice = "The bill of this call is unknown. Check the server that ANTHROPIC_BASE_URL names."
 
 
 class StreamFailed(_Answered):

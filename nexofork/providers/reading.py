@@ -2,6 +2,9 @@
 
 A streamed reply is many small chunks, so the path from a chunk to its events is kept short: one call per chunk,
 straight from the transport's own iterator, with a clock only where the transport has none.
+
+The server may be broken or hostile. An answer that was compressed unasked is refused before it is decoded, one that is
+over a limit is left, and of an error only the beginning is read.
 """
 
 from __future__ import annotations
@@ -12,11 +15,19 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from nexofork.core.reply import Reply
+from nexofork.core.reply import REPLY_BYTES, OversizedReply, Reply, check_size
+from nexofork.core.usage import BadUsage, Usage
 from nexofork.errors import BadJson, BadReply, ProviderError
 from nexofork.providers.assembly import Assembly
-from nexofork.providers.diagnosis import failure_of_exception
-from nexofork.providers.failures import ConnectionLost, StreamFailed
+from nexofork.providers.diagnosis import (
+    failure_of_exception,
+    failure_of_status,
+    redacted,
+    request_id_in,
+    said_in,
+    secrets_of,
+)
+from nexofork.providers.failures import ConnectionLost, ImpossibleUsage, ReplyTooLarge, StreamFailed, UnaskedEncoding
 from nexofork.providers.provider import BlockFinished, MessageFinished, MessageStarted
 from nexofork.providers.sse import SseSplitter
 
@@ -26,9 +37,39 @@ if TYPE_CHECKING:
     from nexofork.providers.assembly import ResponseIds
     from nexofork.providers.provider import ProviderEvent
 
-__all__ = ["ResponseReader"]
+__all__ = ["ResponseReader", "refusal_of"]
 
 _DRAIN_S = 0.5
+_ERROR_BYTES = 64 * 1024
+
+
+async def refusal_of(response: httpx2.Response) -> ProviderError | None:
+    """Return why a response is no answer that can be read, and close it; None for one that can."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    plain = encoding in ("", "identity")
+    if response.is_success and plain:
+        return None
+    secrets = secrets_of(response.request)
+    if response.is_success:
+        await response.aclose()
+        return UnaskedEncoding(
+            f"it came as {redacted(encoding, secrets)[:40]}",
+            status=response.status_code,
+            request_id=request_id_in(response),
+        )
+    body = bytearray()
+    try:
+        if plain and not response.is_redirect:
+            async for chunk in response.aiter_raw():
+                body += chunk[: _ERROR_BYTES - len(body)]
+                if len(body) >= _ERROR_BYTES:
+                    break
+    except httpx2.HTTPError:
+        pass  # what came before is enough
+    finally:
+        await response.aclose()
+    said = said_in(bytes(body)) or response.reason_phrase
+    return failure_of_status(response.status_code, said, headers=response.headers, secrets=secrets)
 
 
 class ResponseReader:
@@ -42,8 +83,9 @@ class ResponseReader:
         self._idle_s = idle_s
         self._whole = "application/json" in response.headers.get("content-type", "")
         self._chunks = _chunks_of(response)
+        self._size = 0
         self._splitter = SseSplitter()
-        self._assembly = Assembly(ids)
+        self._assembly = Assembly(ids, secrets=secrets_of(response.request), billed=True)
         self._failure: ProviderError | None = None
 
     async def read(self) -> list[ProviderEvent]:
@@ -71,7 +113,7 @@ class ResponseReader:
         except ProviderError as exc:
             # What came before the error in the same chunk has still happened.
             self._failure = exc
-        except (BadJson, BadReply) as exc:
+        except (BadJson, BadReply, BadUsage) as exc:
             self._failure = self._nonsense(exc)
         return events
 
@@ -84,13 +126,20 @@ class ResponseReader:
     async def _next_chunk(self) -> bytes | None:
         try:
             if self._idle_s is None:
-                return await anext(self._chunks, None)
-            async with asyncio.timeout(self._idle_s):
-                return await anext(self._chunks, None)
+                chunk = await anext(self._chunks, None)
+            else:
+                async with asyncio.timeout(self._idle_s):
+                    chunk = await anext(self._chunks, None)
+            if chunk is not None:
+                self._size += len(chunk)
+                check_size("a number of bytes", self._size, REPLY_BYTES)
+            return chunk
+        except OversizedReply as exc:
+            raise self._nonsense(exc) from exc
         except TimeoutError as exc:
             raise ConnectionLost(f"nothing came for {self._idle_s:g} s", request_id=self._ids.request_id) from exc
         except httpx2.HTTPError as exc:
-            raise failure_of_exception(exc) from exc
+            raise failure_of_exception(exc) from None
 
     def _end(self) -> MessageFinished:
         reply = self._assembly.reply
@@ -113,12 +162,12 @@ class ResponseReader:
 
     async def _read_whole(self) -> list[ProviderEvent]:
         """The events of a response that does not stream, as a pre-warm's does not."""
-        parts: list[bytes] = []
+        body = bytearray()
         while (chunk := await self._next_chunk()) is not None:
-            parts.append(chunk)
+            body += chunk
         try:
-            reply = Reply.from_response(b"".join(parts))
-        except BadReply as exc:
+            reply = Reply.from_response(bytes(body), usage_of=Usage.billed)
+        except (BadReply, BadUsage) as exc:
             raise self._nonsense(exc) from exc
         self.finished = True
         started = MessageStarted(
@@ -132,16 +181,20 @@ class ResponseReader:
         blocks = [BlockFinished(index=index, block=block) for index, block in enumerate(reply.blocks)]
         return [started, *blocks, MessageFinished(reply=reply)]
 
-    def _nonsense(self, exc: BadJson | BadReply) -> StreamFailed:
-        failure = StreamFailed(str(exc), type="malformed_stream", request_id=self._ids.request_id)
+    def _nonsense(self, exc: BadJson | BadReply | BadUsage) -> ProviderError:
+        failure: ProviderError
+        request_id = self._ids.request_id
+        match exc:
+            case OversizedReply():
+                failure = ReplyTooLarge(f"it {exc.problem}", status=200, request_id=request_id)
+            case BadUsage():
+                failure = ImpossibleUsage(f"the usage {exc.problem}", status=200, request_id=request_id)
+            case _:
+                failure = StreamFailed(str(exc), type="malformed_stream", request_id=request_id)
         failure.__cause__ = exc
         return failure
 
 
 def _chunks_of(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """The body as it comes; decoded only where the server compressed it although nobody asked."""
-    if response.headers.get("content-encoding", "identity") == "identity" and isinstance(
-        response.stream, httpx2.AsyncByteStream
-    ):
-        return aiter(response.stream)
-    return response.aiter_bytes()
+    """The body as it comes; `refusal_of` has seen to it that it is not compressed."""
+    return aiter(response.stream) if isinstance(response.stream, httpx2.AsyncByteStream) else response.aiter_raw()

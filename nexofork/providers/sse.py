@@ -1,12 +1,15 @@
 """Split a byte stream into server-sent events, whatever its chunks look like.
 
 Every streamed token passes here, so the splitter works on the lines that ``bytes.splitlines`` finds and keeps an
-unfinished line as a list of pieces that are joined once. An event is handed out at its blank line, never later.
+unfinished line in one buffer. An event is handed out at its blank line, never later.
 
-Invariant: the events depend on the bytes only, not on where the chunks were cut.
+Invariant: the events depend on the bytes only, not on where the chunks were cut. No more than one event of the largest
+size is kept, however small the chunks are that bring it.
 """
 
 from __future__ import annotations
+
+from nexofork.core.reply import BLOCK_BYTES, check_size
 
 __all__ = ["SseSplitter"]
 
@@ -25,13 +28,17 @@ class SseSplitter:
     __slots__ = ("_after_cr", "_data", "_first_line", "_unfinished")
 
     def __init__(self) -> None:
-        self._unfinished: list[bytes] = []
-        self._data: list[bytes] = []
+        self._unfinished = bytearray()
+        self._data: bytes | bytearray | None = None
         self._after_cr = False
         self._first_line = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the data of every event that `chunk` completes; lines of one event are joined by a line feed."""
+        """Return the data of every event that `chunk` completes; lines of one event are joined by a line feed.
+
+        Raises:
+            OversizedReply: A line or an event is over `BLOCK_BYTES`.
+        """
         if self._after_cr and chunk:
             # The line already ended at the carriage return; a CRLF cut in two must not end a second, empty line.
             self._after_cr = False
@@ -44,11 +51,12 @@ class SseSplitter:
         tail = None if last in (_LF, _CR) else lines.pop()
         self._after_cr = last == _CR
         if lines and self._unfinished:
-            self._unfinished.append(lines[0])
-            lines[0] = b"".join(self._unfinished)
-            self._unfinished.clear()
+            self._unfinished += lines[0]
+            lines[0] = bytes(self._unfinished)
+            self._unfinished = bytearray()
         if tail is not None:
-            self._unfinished.append(tail)
+            self._unfinished += tail
+            check_size("a line with a number of bytes", len(self._unfinished), BLOCK_BYTES)
         return self._events(lines)
 
     def _events(self, lines: list[bytes]) -> list[bytes]:
@@ -56,14 +64,23 @@ class SseSplitter:
             self._first_line = False
             lines[0] = lines[0].removeprefix(_BOM)
         events: list[bytes] = []
-        data = self._data
         for line in lines:
             if not line:
-                if data:
-                    events.append(data[0] if len(data) == 1 else b"\n".join(data))
-                    data.clear()
+                if self._data is not None:
+                    events.append(bytes(self._data))
+                    self._data = None
             elif line.startswith(b"data:"):
-                data.append(line[6:] if line[5:6] == b" " else line[5:])
+                self._add(line[6:] if line[5:6] == b" " else line[5:])
             elif line == b"data":
-                data.append(b"")
+                self._add(b"")
         return events
+
+    def _add(self, data: bytes) -> None:
+        if self._data is None:
+            self._data = data
+        else:
+            if isinstance(self._data, bytes):
+                self._data = bytearray(self._data)
+            self._data += b"\n"
+            self._data += data
+        check_size("an event with a number of bytes", len(self._data), BLOCK_BYTES)

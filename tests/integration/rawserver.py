@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["RawServer", "plain_response", "raw_server"]
+__all__ = ["Flood", "RawServer", "plain_response", "raw_server"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flood:
+    """A response that goes on for longer than anyone should listen."""
+
+    head: bytes
+    piece: bytes
+    times: int
 
 
 @dataclass(slots=True, kw_only=True)
 class RawServer:
     """What arrived, and what is answered next."""
 
-    answers: list[bytes]
+    answers: list[bytes | Flood]
     """One complete response per request; the last one is repeated."""
     heads: list[bytes] = field(default_factory=list)
     """Request line and headers, as received."""
     bodies: list[bytes] = field(default_factory=list)
     connections: int = 0
+    pieces: int = 0
+    """How many pieces of floods were taken by the client."""
     keep_bodies: bool = True
     waiting: int = 0
     go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,10 +84,20 @@ class RawServer:
             self.arrived.notify_all()
         await self.go.wait()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Flood):
+            await self._flood(answer, writer)
         writer.write(answer)
         await writer.drain()
         if b"connection: close" in answer.lower():
             raise ConnectionError
+
+    async def _flood(self, flood: Flood, writer: asyncio.StreamWriter) -> NoReturn:
+        writer.write(flood.head)
+        for _ in range(flood.times):
+            writer.write(flood.piece)
+            await writer.drain()
+            self.pieces += 1
+        raise ConnectionError
 
 
 def plain_response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
@@ -86,7 +107,7 @@ def plain_response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 
 @asynccontextmanager
-async def raw_server(*answers: bytes, held: bool = False, keep_bodies: bool = True) -> AsyncIterator[RawServer]:
+async def raw_server(*answers: bytes | Flood, held: bool = False, keep_bodies: bool = True) -> AsyncIterator[RawServer]:
     """Run a server for the length of a block; `held` keeps answers back until ``go`` is set."""
     state = RawServer(answers=list(answers), keep_bodies=keep_bodies)
     if not held:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import logging
 import socket
@@ -261,13 +260,6 @@ async def test_a_plain_server_is_enough(make: MakeProvider) -> None:
         assert (started.workspace_id, started.usage.input_tokens) == (None, 4)
         assert last.reply.text == "hello"
         assert rig.provider.workspace_id is None
-
-
-async def test_a_compressed_stream_is_read(make: MakeProvider) -> None:
-    """A server that compresses although nobody asked is understood."""
-    packed = plain_response(gzip.compress(SSE), "content-type: text/event-stream", "content-encoding: gzip")
-    async with raw_server(packed) as server, make(server.url) as rig:
-        assert (await rig.reply(a_request())).text == "hello"
 
 
 async def test_a_prewarm_is_answered_without_a_stream(make: MakeProvider) -> None:

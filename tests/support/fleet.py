@@ -135,6 +135,7 @@ class Fleet:
         name: str = "",
         *,
         key: str = KEY,
+        base_url: str = "",
         ready: bool = True,
         path: Sequence[str] = (),
         mcp_config: Path | None = None,
@@ -149,7 +150,7 @@ class Fleet:
         name = name or f"d{len(self.processes)}"
         chosen = {"name": name, "pool": self.pool, "lease_s": self.lease_s, "slots": 16, "drain_s": 0, **settings}
         chosen = {"state_dir": str(self.folder / "state"), **chosen}
-        spec: dict[str, Any] = {"urls": self.urls, "base_url": self.sim.url, "key": key, "settings": chosen}
+        spec: dict[str, Any] = {"urls": self.urls, "base_url": base_url or self.sim.url, "key": key, "settings": chosen}
         spec |= {"path": list(path), "env": dict(env or {}), "obeys_modes": obeys_modes}
         if mcp_config is not None:
             spec["mcp_config"] = str(mcp_config)
