@@ -1,7 +1,9 @@
 """What the daemon logs, and how: lines, JSON lines, or records with fields of their own in the journal.
 
-Whatever is logged while a run is dealt with carries the run's id and its parent, and the trace it belongs to, without
-anybody having to say so.
+All that is logged while a run is dealt with carries the run's id, its parent, and the trace it belongs to.
+
+Labels, names and errors come from parents, models and servers. The formatters escape what a terminal would obey or
+hide: control characters, escape sequences, marks that change the direction of writing. A line of text is one record.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import sys
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 
@@ -58,7 +60,7 @@ def start_logging(*, level: str, form: str, host: str, journal: bool) -> None:
     elif form == "auto" and journal:
         handler = _JournalHandler(host, Journal())
     else:
-        handler.setFormatter(logging.Formatter(_LINE))
+        handler.setFormatter(_TextLines(_LINE))
     logging.basicConfig(handlers=[handler], force=True)
     set_level(level)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -67,6 +69,34 @@ def start_logging(*, level: str, form: str, host: str, journal: bool) -> None:
 def set_level(level: str) -> None:
     """Log no less than this from here on."""
     logging.getLogger().setLevel(level.upper())
+
+
+def _visible(text: str, *, keep: str = "") -> str:
+    r"""Return a text with all that is not printable as an escape.
+
+    >>> _visible("a\x1b[31mb\u202ec\n")
+    'a\\x1b[31mb\\u202ec\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
+
+
+class _TextLines(logging.Formatter):
+    """One line per record; the lines of a traceback are indented, so that none looks like a record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _visible(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {_visible(line)}" for line in text.split("\n"))
 
 
 class _JsonLines(logging.Formatter):
@@ -84,7 +114,7 @@ class _JsonLines(logging.Formatter):
             "host": self._host,
             **facts_of(record),
         }
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps({name: _visible(text, keep="\n\t") for name, text in line.items()}, ensure_ascii=False)
 
 
 class _JournalHandler(logging.Handler):
@@ -95,7 +125,7 @@ class _JournalHandler(logging.Handler):
         self._host = host
         self._journal = journal
         self._lines = logging.StreamHandler(sys.stderr)
-        self._lines.setFormatter(logging.Formatter(_LINE))
+        self._lines.setFormatter(_TextLines(_LINE))
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = {
@@ -108,7 +138,7 @@ class _JournalHandler(logging.Handler):
             "HOST": self._host,
             **{name.upper(): fact for name, fact in facts_of(record).items()},
         }
-        if not self._journal.write(fields):
+        if not self._journal.write({name: _visible(text, keep="\n\t") for name, text in fields.items()}):
             self._lines.emit(record)
 
     def close(self) -> None:

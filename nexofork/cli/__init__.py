@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from nexofork import __version__
 from nexofork.cli.groups import HelpfulGroup
 from nexofork.cli.os_errors import is_unwritten
-from nexofork.cli.terminal import colour_choice
+from nexofork.cli.terminal import colour_choice, plain
 from nexofork.errors import BadSettings
 
 if TYPE_CHECKING:
@@ -113,15 +113,15 @@ def run_command(
         where = f" See `{exc.ctx.command_path} --help`." if exc.ctx else ""
         if isinstance(exc, click.NoSuchOption) and exc.ctx is not None and exc.ctx.command is root:
             where = f"{_OPTION_HINT}{where}"
-        click.echo(f"Error: {exc.format_message()}{where}", err=True)
+        click.echo(plain(f"Error: {exc.format_message()}{where}"), err=True)
         return 2
     except BadSettings as exc:
         for warning in exc.warnings:
-            click.echo(f"WARNING: {warning}", err=True)
-        click.echo(f"Error: {exc}", err=True)
+            click.echo(plain(f"WARNING: {warning}"), err=True)
+        click.echo(plain(f"Error: {exc}"), err=True)
         return 2
     except click.ClickException as exc:
-        exc.show()
+        click.echo(plain(f"Error: {exc.format_message()}"), err=True)
         return exc.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nexofork.cli.keyboard import Keyboard
+from nexofork.cli.terminal import plain
 from nexofork.errors import NexoforkError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class AttachKeys:
                     case _:
                         _say(_SHORT)
             except NexoforkError as exc:
-                click.echo(f"Error: {' '.join(str(exc).split())}", err=True)
+                click.echo(plain(f"Error: {' '.join(str(exc).split())}"), err=True)
 
     async def _message(self, handle: ForkHandle) -> None:
         async with self.keyboard.lines() as line:

@@ -23,7 +23,7 @@ from nexofork.cli.auth_server import certificate, host_and_port, nodes, server_o
 from nexofork.cli.exit_codes import BAD_INPUT
 from nexofork.cli.groups import HelpfulGroup
 from nexofork.cli.options import json_option, token
-from nexofork.cli.output import print_json, print_table
+from nexofork.cli.output import plain, print_json, print_table
 from nexofork.errors import BadAuth
 from nexofork.wire.subjects import DEFAULT_POOL
 
@@ -46,7 +46,7 @@ class _Auth(HelpfulGroup):
         try:
             return super().invoke(ctx)
         except BadAuth as exc:
-            click.echo(f"Error: {exc}", err=True)
+            click.echo(plain(f"Error: {exc}"), err=True)
             raise click.exceptions.Exit(BAD_INPUT) from exc
 
 

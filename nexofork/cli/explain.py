@@ -11,7 +11,7 @@ from nexofork.cli.exit_codes import BAD_INPUT, NOT_COMPLETED, OK
 from nexofork.cli.explained_run import explain_run
 from nexofork.cli.explanation_lines import explanation_lines, run_lines
 from nexofork.cli.options import header, json_option, rfc3339, target_options, token
-from nexofork.cli.output import print_json
+from nexofork.cli.output import plain, print_json
 from nexofork.cli.patience import patience
 from nexofork.cli.run_ids import resolve_run
 from nexofork.cli.session import finish, open_target
@@ -81,7 +81,7 @@ def _files(
         other = _sent(b, headers_b, reply_b, sent_at_b)
         minimum = _minimum(one.body)
     except NexoforkError as exc:
-        click.echo(f"Error: {' '.join(str(exc).split())}", err=True)
+        click.echo(plain(f"Error: {' '.join(str(exc).split())}"), err=True)
         return BAD_INPUT
     explanation = compare(one, other, minimum_tokens=minimum)
     if as_json:

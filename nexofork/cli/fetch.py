@@ -95,10 +95,10 @@ def _print(fetched: Fetched) -> None:
         first = "once yours is committed" if fetched.in_the_way else "cleanly"
         click.echo(f"Merges {first}: git merge {fetched.ref}")
     elif fetched.conflicts:
-        click.echo(f"Conflicts with HEAD in: {', '.join(fetched.conflicts)}")
+        click.echo(brief(f"Conflicts with HEAD in: {', '.join(fetched.conflicts)}", 2000))
     else:
         click.echo(f"HEAD has no history in common with it any more; take it with git cherry-pick {fetched.ref}")
     if fetched.in_the_way:
-        click.echo(f"Commit or stash first, it holds them too: {', '.join(fetched.in_the_way)}")
+        click.echo(brief(f"Commit or stash first, it holds them too: {', '.join(fetched.in_the_way)}", 2000))
     if fetched.problem:
         click.echo(f"Not all of it came back: {brief(fetched.problem, 500)}")

@@ -24,7 +24,7 @@ from nexofork.cli.fork_order import (
     workspace_options,
 )
 from nexofork.cli.options import json_option, run_name, seconds, target_options
-from nexofork.cli.output import brief, counted, print_json, print_results
+from nexofork.cli.output import brief, counted, plain, print_json, print_results
 from nexofork.cli.parent_files import parent_options
 from nexofork.cli.permission_options import permission_options
 from nexofork.cli.progress import EventLines, ResultLines, people_sink
@@ -184,4 +184,4 @@ async def _abort_one(log: RunLog) -> None:
     try:
         await log.abort(AbortEvent(at=time.time(), note=INTERRUPTED_NOTE))
     except BusError as exc:
-        click.echo(f"Run {log.run_id} was not aborted: {exc}", err=True)
+        click.echo(plain(f"Run {log.run_id} was not aborted: {exc}"), err=True)

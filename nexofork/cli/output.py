@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nexofork.cli.columns import table_lines
+from nexofork.cli.terminal import plain
 from nexofork.engine.result import ForkStatus
 
 if TYPE_CHECKING:
@@ -32,14 +33,11 @@ _COLOURS = {
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one object on one line; half a surrogate pair, which UTF-8 cannot hold, stays as its escape."""
+    """Print one object on one line; what is not printable is an escape, because a terminal may show it."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
-    click.echo(text.encode("utf-8", "backslashreplace"))
-
-
-def plain(text: str) -> str:
-    """Return the text without control characters; line ends and tabs are kept."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+    click.echo(text.encode())
 
 
 def brief(text: object, width: int) -> str:

@@ -17,6 +17,7 @@ from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.provisioning import check_pool, provision
 from nexofork.cli.exit_codes import INTERRUPTED, code_of, expected_error
 from nexofork.cli.patience import patience
+from nexofork.cli.terminal import plain
 from nexofork.errors import BusError, NexoforkError
 from nexofork.telemetry.settings import TelemetrySettings, read_settings
 
@@ -55,7 +56,7 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]], *, exports: bool = True
             raise
         if isinstance(error, OSError):
             raise error from None
-        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        click.echo(plain(f"Error: {' '.join(str(error).split())}"), err=True)
         code = code_of(error)
     raise click.exceptions.Exit(code)
 

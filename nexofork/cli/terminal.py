@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["can_redraw", "colour_choice"]
+__all__ = ["can_redraw", "colour_choice", "plain"]
 
 
 def colour_choice(environment: Mapping[str, str]) -> bool | None:
@@ -28,3 +28,8 @@ def colour_choice(environment: Mapping[str, str]) -> bool | None:
 def can_redraw(stream: IO[Any]) -> bool:
     """Whether what was written to a stream can be written over."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def plain(text: str) -> str:
+    """Return the text without what a terminal would obey or hide; line ends and tabs are kept."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)

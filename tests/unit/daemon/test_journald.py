@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import contextvars
 import json
 import logging
 import os
 import socket
+import sys
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 
 from nexofork_daemon.journald import Journal, encode
-from nexofork_daemon.logs import _JournalHandler, _JsonLines, add_facts
+from nexofork_daemon.logs import _JournalHandler, _JsonLines, add_facts, start_logging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,3 +103,62 @@ def test_a_log_line_says_what_it_is_about(journal: socket.socket) -> None:
     assert fields.items() >= {"MESSAGE": "said a\nb", "PRIORITY": "4", "CODE_LINE": "7", **about}.items()
     said = {"message": "said a\nb", "level": "warning"}
     assert line.items() >= {**said, **{name.lower(): value for name, value in about.items()}}.items()
+
+
+HOSTILE = "red\x1b[31m \u202egnorw \x9b2J \x00 \u2028\r\n2026-01-01 00:00:00,000 INFO nexofork_daemon: forged"
+
+
+def hostile_record(*, raised: bool) -> logging.LogRecord:
+    """A record whose argument, and exception, tries to look like another record."""
+    exc_info: Any = None
+    if raised:
+        try:
+            raise RuntimeError(HOSTILE)
+        except RuntimeError:
+            exc_info = sys.exc_info()
+    return logging.LogRecord("nexofork_daemon.x", logging.INFO, "x.py", 7, "Run %r for %s", ("r1", HOSTILE), exc_info)
+
+
+def is_safe(text: str) -> bool:
+    """Whether a terminal shows the text as it is."""
+    return all(char.isprintable() or char in "\n\t" for char in text)
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_label_cannot_forge_a_line_of_the_log(raised: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """One record is one line; what follows it is indented, and nothing in it moves the cursor or turns the text."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        start_logging(level="info", form="text", host="h", journal=False)
+        root.handle(hostile_record(raised=raised))
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    written = capsys.readouterr().err
+
+    first, *others = written.removesuffix("\n").split("\n")
+    assert is_safe(written)
+    assert first.endswith("forged")
+    assert all(escape in first for escape in (r"\x1b[31m", r"\u202e", r"\r\n2026"))
+    assert bool(others) is raised
+    assert all(line.startswith("    ") for line in others)
+
+
+def test_a_label_is_escaped_in_json_and_in_the_journal(journal: socket.socket) -> None:
+    """Every field is safe to print once it is decoded, ids and parents included."""
+    handler = _JournalHandler("h\x1b[0m", Journal(journal.getsockname()))
+    record = hostile_record(raised=True)
+
+    def emit() -> str:
+        add_facts(run_id="r\x1b[1m", parent=HOSTILE)
+        handler.emit(record)
+        return _JsonLines("h\x1b[0m").format(record)
+
+    line = contextvars.copy_context().run(emit)
+    handler.close()
+
+    assert "\n" not in line
+    assert all(is_safe(value) for value in json.loads(line).values())
+    assert all(is_safe(value) for value in decode(journal.recv(1 << 16)).values())
