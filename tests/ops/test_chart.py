@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -204,8 +205,35 @@ def test_the_network_is_closed_but_for_what_is_needed() -> None:
     (scrapers,) = policy["spec"]["ingress"]
     assert [port["port"] for port in scrapers["ports"]] == [8080]
 
-    closed = render("--set", "networkPolicy.enabled=true").every("NetworkPolicy")[0]
+    closed = render("--set-json", "networkPolicy.metricsFrom=[]").every("NetworkPolicy")[0]
     assert closed["spec"]["ingress"] == []
+
+
+def test_the_network_is_closed_unless_it_is_opened() -> None:
+    """By default pods of the same namespace may scrape, and no private or metadata address is within reach of 443."""
+    (policy,) = render().every("NetworkPolicy")
+    nats, dns, provider = policy["spec"]["egress"]
+
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {}}], "ports": [{"port": 8080, "protocol": "TCP"}]}]
+    assert {port["port"] for rule in (nats, dns) for port in rule["ports"]} == {4222, 53}
+    assert [port["port"] for port in provider["ports"]] == [443]
+    blocks = [ipaddress.ip_network(one["ipBlock"]["cidr"]) for one in provider["to"]]
+    closed = [ipaddress.ip_network(hole) for one in provider["to"] for hole in one["ipBlock"]["except"]]
+    inside = ("10.1.2.3", "172.20.0.1", "192.168.1.1", "100.100.100.200", "169.254.169.254", "fd00:ec2::254")
+    for address in map(ipaddress.ip_address, (*inside, "168.63.129.16", "192.0.0.192", "127.0.0.1", "::1")):
+        assert any(address in network for network in closed)
+    for address in map(ipaddress.ip_address, ("160.79.104.10", "2607:6bc0::10")):
+        assert any(address in network for network in blocks)
+        assert not any(address in network for network in closed)
+    assert render("--set", "networkPolicy.enabled=false").every("NetworkPolicy") == []
+
+
+def test_the_policy_opens_the_ports_that_nats_is_reached_on() -> None:
+    """A pool whose NATS listens elsewhere reaches it without a further setting."""
+    urls = "nats.url=tls://a:4443\\,tls://b:4444,pools.fork.slots=1,pools.gpu.nats.url=nats://c:5222/"
+    (policy,) = render("--set", urls).every("NetworkPolicy")
+
+    assert {port["port"] for port in policy["spec"]["egress"][0]["ports"]} == {4222, 4443, 4444, 5222}
 
 
 def test_names_fit_a_host_name() -> None:
@@ -225,7 +253,7 @@ def test_the_notes_name_the_secrets_and_the_boundary(tmp_path: Path) -> None:
     shown = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "notes"}, "text": %s}'
     (chart / "templates" / "_notes.tpl").write_text('{{- define "notes" -}}' + notes.read_text() + "{{- end -}}")
     (chart / "templates" / "notes.yaml").write_text(shown % '{{ include "notes" . | toJson }}')
-    pools = "pools.fork.slots=3,pools.gpu.nats.existingSecret=gpu-nats"
+    pools = "pools.fork.slots=3,pools.gpu.nats.existingSecret=gpu-nats,pools.gpu.provider.baseUrl=http://engine:8000"
 
     done = helm("template", "r", chart, "--set", pools, "--show-only", "templates/notes.yaml")
     text = yaml.safe_load(done.stdout)["text"]
@@ -235,3 +263,6 @@ def test_the_notes_name_the_secrets_and_the_boundary(tmp_path: Path) -> None:
     assert "The pod is the boundary" in text
     assert "WARNING: pool fork has no nats.existingSecret" in text
     assert "WARNING: pool gpu" not in text
+    assert "Closed:" in text
+    assert "metadata address" in text
+    assert "Pods call http://engine:8000" in text
