@@ -97,12 +97,12 @@ def secrets_of(request: httpx2.Request) -> tuple[str, ...]:
     found = [value for name, value in request.headers.items() if _SECRET_NAMES.search(name)]
     found += [value for name, value in request.url.params.multi_items() if _SECRET_NAMES.search(name)]
     found.append(request.url.password or "")
-    for value in tuple(found):
+    words = {word for value in found for word in re.split(r"[\s;,]+", value)}
+    for value in found:
         scheme, _, rest = value.partition(" ")
-        found.append(rest)
         if scheme.lower() == "basic":
-            found.append(base64.b64decode(rest + "==").decode("utf-8", "replace").partition(":")[2])
-    return tuple({value for value in found if len(value) >= _SHORTEST_SECRET})
+            words.add(_password(rest))
+    return tuple(word for word in words if len(word) >= _SHORTEST_SECRET)
 
 
 def request_id_in(response: httpx2.Response) -> str | None:
@@ -212,6 +212,13 @@ def _origin(location: str) -> str:
 def _sent_with(exc: BaseException) -> tuple[str, ...]:
     request = getattr(exc, "_request", None) or getattr(exc, "__dict__", {}).get("request")
     return secrets_of(request) if isinstance(request, httpx2.Request) else ()
+
+
+def _password(basic: str) -> str:
+    try:
+        return base64.b64decode(basic).decode("utf-8", "replace").partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _without(text: str, secrets: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexofork.core.usage import Usage
+from nexofork.core.usage import CALL_TOKENS, BadUsage, Usage
 from tests.strategies import examples
 
 COUNT = st.integers(0, 10**9)
@@ -111,3 +111,43 @@ def test_wire_form_keeps_every_count(usage: Usage) -> None:
 def test_a_count_that_no_call_can_have_is_as_good_as_none() -> None:
     """Arithmetic goes on with what is left."""
     assert Usage.from_wire({"input_tokens": 10**400, "output_tokens": 7}) == Usage(output_tokens=7)
+
+
+@pytest.mark.parametrize(
+    "value", [-1, 1.0, 1.5, True, False, "7", [], {}, CALL_TOKENS + 1, 10**30, -(10**400)], ids=repr
+)
+@pytest.mark.parametrize(
+    "name", ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens"]
+)
+def test_a_bill_with_an_impossible_count_is_refused(name: str, value: Any) -> None:
+    """By the name of the count; what other daemons wrote is read without it."""
+    with pytest.raises(BadUsage, match=name):
+        Usage.billed({"input_tokens": 1, "output_tokens": 1, name: value})
+    assert min(Usage.from_wire({name: -1}).to_wire()[key] for key in (name, "output_tokens")) == 0
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        7,
+        "x",
+        [],
+        {"cache_creation": 7},
+        {"cache_creation": {"ephemeral_5m_input_tokens": -1}},
+        {"cache_creation": {"ephemeral_1h_input_tokens": 0.5}},
+        {"input_tokens": CALL_TOKENS, "cache_read_input_tokens": 1},
+    ],
+    ids=str,
+)
+def test_a_bill_that_is_no_bill_is_refused(usage: object) -> None:
+    """Also where each count alone would do."""
+    with pytest.raises(BadUsage):
+        Usage.billed(usage)
+
+
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"input_tokens": None, "cache_creation": None, "service_tier": "x"}], ids=str
+)
+def test_a_bill_may_leave_counts_out(usage: object) -> None:
+    """They are what was known before."""
+    assert Usage.billed(usage, base=Usage(output_tokens=3)) == Usage(output_tokens=3)

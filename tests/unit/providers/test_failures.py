@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import base64
 import email.utils
+import json
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import anthropic
 import httpx2
 import pytest
 
-from nexofork.providers.diagnosis import failure_of_event, failure_of_exception, failure_of_status
+from nexofork.providers.diagnosis import failure_of_event, failure_of_exception, failure_of_status, redacted, secrets_of
 from nexofork.providers.failures import (
     BadRequest,
     ConnectionLost,
@@ -183,3 +186,100 @@ def test_a_closed_client_is_not_tried_again() -> None:
 
     assert not error.retryable
     assert "has been closed" in str(error)
+
+
+SECRET = "sk-ant-api03-Zk29fjQ0aLw8xTnB-4vR7yHcE1s/dMu+qXoJbW5=="
+
+
+def parts_of(secret: str, text: str) -> list[str]:
+    """The parts of a secret, nine characters long, that a text gives away."""
+    parts = (secret[at : at + 9] for at in range(len(secret) - 8))
+    return [part for part in parts if part.lower() in text.lower()]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        SECRET,
+        SECRET.upper(),
+        SECRET[:20],
+        SECRET[-12:],
+        SECRET[10:30],
+        quote(SECRET, safe=""),
+        base64.b64encode(SECRET.encode()).decode(),
+        base64.urlsafe_b64encode(SECRET.encode()).decode().rstrip("="),
+        base64.b64encode(b"user:" + SECRET.encode()).decode(),
+        base64.b64encode(b"x" + SECRET.encode() + b"tail").decode(),
+        SECRET.encode().hex(),
+        json.dumps({"key": SECRET}),
+    ],
+)
+def test_the_key_that_was_sent_is_repeated_in_no_form(form: str) -> None:
+    """Whole, in part or encoded, what was sent in a header is not in the error; the words around it are."""
+    request = httpx2.Request("POST", "http://x/v1/messages", headers={"authorization": f"Bearer {SECRET}"})
+
+    said = str(failure_of_status(401, f"no such key: {form} here", headers={}, secrets=secrets_of(request)))
+
+    assert "no such key: " in said
+    assert " here" in said
+    assert parts_of(form if form.isalnum() else SECRET, said) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("invalid x-api-key: sk-ant-api03-abcdefgh", "invalid x-api-key: [redacted]"),
+        ("Authorization: Bearer abc.def-123 refused", "Authorization: Bearer [redacted] refused"),
+        ('{"api_key": "abc123xyz"}', '{"api_key": "[redacted]"}'),
+        ("got password=hunter22, sorry", "got password=[redacted], sorry"),
+        ("key AKIAIOSFODNN7EXAMPLE unknown", "key [redacted] unknown"),
+        ("key AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY unknown", "key [redacted] unknown"),
+        ("token eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc unknown", "token [redacted] unknown"),
+        ("got d41d8cd98f00b204e9800998ecf8427e", "got [redacted]"),
+        ("got q9Xv2LbT7mRz4KwP1sYd8NcH5jGf3AeU6oQi", "got [redacted]"),
+    ],
+)
+def test_what_looks_like_a_credential_is_taken_out(text: str, kept: str) -> None:
+    """Of any kind and of any owner: a proxy may repeat its own."""
+    assert redacted(text) == kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prompt is too long: 213000 tokens > 200000 maximum",
+        "max_tokens: 5000000 > 128000, which is the maximum for claude-opus-4-5-20251101",
+        "messages.3.content.0.thinking: each block must contain thinking",
+        "no such model: us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+        "tool_use ids without tool_result: toolu_01A09q90qw90lq917835lq9",
+        "invalid x-api-key",
+    ],
+)
+def test_what_the_api_says_in_earnest_is_kept(text: str) -> None:
+    """An error is of no use without its words."""
+    assert redacted(text, ("sk-ant-api03-something-else",)) == text
+
+
+def test_a_long_error_is_cut_and_takes_no_time() -> None:
+    """Neither length nor repetition makes the work grow beyond what is looked at."""
+    for text in ("sk-" * 10**6, "a" * 10**7, "bearer " * 10**6, "key=" * 10**6, SECRET[:8] * 10**5, "=" * 10**7):
+        assert len(redacted(text, (SECRET,))) < 1100
+
+
+def test_an_exception_of_the_transport_does_not_show_the_key() -> None:
+    """Some name the header they could not send."""
+    request = httpx2.Request("POST", "http://x", headers={"x-api-key": SECRET})
+    wrapped = anthropic.APIConnectionError(request=request)
+    wrapped.__cause__ = httpx2.LocalProtocolError(f"Illegal header value b'{SECRET}'", request=request)
+
+    assert parts_of(SECRET, str(failure_of_exception(wrapped))) == []
+
+
+def test_a_redirect_is_named_by_its_server_alone() -> None:
+    """Path, query and user of an address may hold secrets."""
+    error = failure_of_status(307, "x", headers={"location": "https://u:p4ss@h.example:8443/a?key=b#c"})
+
+    assert "https://h.example:8443" in str(error)
+    assert not error.retryable
+    assert "p4ss" not in str(error)
+    assert "key=b" not in str(error)
