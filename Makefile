@@ -66,11 +66,13 @@ manual: setup
 	$(BIN)/python -m nexofork.cli.manual > docs/cli.md
 	$(BIN)/python -m docs.reference
 
-# The versions in the container image: the newest that pyproject.toml allows.
-LOCK := --quiet --upgrade --strip-extras --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
+# The versions in the container image: the newest that pyproject.toml allows, with the hashes of their files.
+LOCK := --quiet --generate-hashes --upgrade --strip-extras --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
+# What builds our wheel, and setuptools, which builds that of nkeys.
+BUILD_DEPS := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "setuptools>=77", sep="\n")'
 lock: ops
 	$(BIN)/pip-compile $(LOCK) --output-file deploy/requirements.lock pyproject.toml
-	$(BIN)/pip-compile $(LOCK) --only-build-deps --build-deps-for wheel --output-file deploy/build.lock pyproject.toml
+	$(PYTHON) -c $(BUILD_DEPS) | $(BIN)/pip-compile $(LOCK) --allow-unsafe --output-file deploy/build.lock -
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

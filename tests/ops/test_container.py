@@ -29,6 +29,12 @@ def build_stage() -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
+def locked(lock: str) -> list[str]:
+    """The versions in a lock, without hashes and markers."""
+    lines = (ROOT / "deploy" / f"{lock}.lock").read_text().splitlines()
+    return [re.split(r" [;\\]", line)[0] for line in lines if not line.startswith(" ")]
+
+
 class Stage:
     """A folder in which the instructions of a stage are carried out as the engine would, without the isolation."""
 
@@ -40,7 +46,7 @@ class Stage:
 
     def here(self, text: str) -> str:
         """The text with the image's folders put into this one."""
-        return re.sub(r"(?<![\w./*])/(opt|dist)\b", rf"{self.folder}/\1", text)
+        return re.sub(r"(?<![\w./*])/(opt|dist|wheels)\b", rf"{self.folder}/\1", text)
 
     def do(self, word: str, rest: str) -> None:
         """Carry out one instruction."""
@@ -78,22 +84,49 @@ def test_the_build_stage_makes_what_the_image_runs(tmp_path: Path) -> None:
     for program in ("nexoforkd", "nexofork"):
         said = subprocess.run([home / program, "--version"], capture_output=True, text=True, timeout=30, check=True)
         assert nexofork.__version__ in said.stdout
-    listed = subprocess.run([home / "pip", "freeze"], capture_output=True, text=True, timeout=30, check=True).stdout
-    installed = {line for line in listed.lower().replace("_", "-").splitlines() if not line.startswith("nexofork @")}
-    locked = (ROOT / "deploy" / "requirements.lock").read_text().splitlines()
-    assert installed == {line.partition(" ;")[0] for line in locked}
+    pip = [str(home / "pip"), "list", "--format=freeze", "--exclude=nexofork", "--exclude=pip", "--exclude=setuptools"]
+    listed = subprocess.run(pip, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert set(listed.lower().replace("_", "-").splitlines()) == set(locked("requirements"))
+
+
+def test_a_file_that_is_not_the_locked_one_is_not_installed(tmp_path: Path) -> None:
+    """The build ends where a library, or what builds one, has another hash than the lock."""
+    for lock in ("requirements", "build"):
+        context = shutil.copytree(ROOT / "deploy", tmp_path / lock / "context" / "deploy").parent
+        changed = re.sub(
+            r"sha256:[0-9a-f]{64}", "sha256:" + "0" * 64, (context / "deploy" / f"{lock}.lock").read_text()
+        )
+        (context / "deploy" / f"{lock}.lock").write_text(changed)
+        stage = Stage(tmp_path / lock, context)
+        *before, install = build_stage()[:4]
+        for word, rest in before:
+            stage.do(word, rest)
+        with pytest.raises(AssertionError, match="DO NOT MATCH THE HASHES"):
+            stage.do(*install)
+
+
+def test_every_locked_file_has_a_hash_and_no_place() -> None:
+    """A lock is versions and the hashes of their files: no registry is named, and nothing is installed unchecked."""
+    for lock in ("requirements", "build"):
+        text = (ROOT / "deploy" / f"{lock}.lock").read_text()
+        entry = r"[\w.-]+==[^\s;]+(?: ; [^\\\n]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+        assert re.fullmatch(f"(?:{entry})+", text)
+    installs = [one for _, rest in build_stage() for one in rest.split("&&") if re.search(r"pip (install|wheel)", one)]
+    for install in installs:
+        ours = install.rstrip().endswith(" .") and "--no-build-isolation" in install
+        assert "--no-deps" in install
+        assert "--require-hashes" in install or "--no-index" in install or ours
 
 
 def test_the_lock_names_every_dependency_once() -> None:
     """What pyproject.toml asks for is in the lock, each at one version."""
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = [re.split(r"[\[<>=;! ]", one)[0] for one in wanted]
-    lines = (ROOT / "deploy" / "requirements.lock").read_text().splitlines()
-    locked = [line.partition("==")[0] for line in lines]
+    found = [line.partition("==")[0] for line in locked("requirements")]
 
-    assert set(names) <= set(locked)
-    assert len(set(locked)) == len(locked)
-    assert all(re.match(r"[\w.-]+==\S+", line) for line in lines)
+    assert set(names) <= set(found)
+    assert len(set(found)) == len(found)
+    assert all(re.fullmatch(r"[\w.-]+==\S+", line) for line in locked("requirements"))
 
 
 def test_a_linter_finds_nothing_in_the_containerfile() -> None:
