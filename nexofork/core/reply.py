@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nexofork.core.spans import end_of_value, items_of, members_of, read_json, readable, skip_space
-from nexofork.core.usage import Usage
+from nexofork.core.usage import SUM_TOKENS, BadUsage, Usage
 from nexofork.errors import BadJson, BadReply
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Reply:
 
         Args:
             response: What was received.
-            usage_of: Reads its ``usage``; by default counts that cannot be are left out.
+            usage_of: Reads its ``usage``; by default a bill that cannot be true is left out.
 
         Raises:
             BadReply: It is neither, or a block is malformed, or it is too large.
@@ -256,7 +256,11 @@ _META = frozenset({"id", "model", "role", "stop_reason", "usage"})
 
 
 def _lenient_usage(usage: object) -> Usage:
-    return Usage.from_wire(usage) if isinstance(usage, dict) else Usage()
+    """Return a bill; one that cannot be true is as good as none."""
+    try:
+        return Usage.billed(usage, most=SUM_TOKENS)
+    except BadUsage:
+        return Usage()
 
 
 def _blocks(wire: bytes, text: str, start: int) -> tuple[ReplyBlock, ...]:

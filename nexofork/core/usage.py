@@ -10,11 +10,12 @@ from nexofork.errors import NexoforkError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CALL_TOKENS", "BadUsage", "Usage"]
+__all__ = ["CALL_TOKENS", "SUM_TOKENS", "BadUsage", "Usage"]
 
 CALL_TOKENS = 20_000_000
 """The most tokens of one call, prompt or output: above every model's context window."""
-_SUM_TOKENS = 10**12
+SUM_TOKENS = 10**100
+"""The most tokens that are read at all: above it is no number to count with."""
 _COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
 _WRITES = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 
@@ -77,7 +78,7 @@ class Usage:
         def count(key: str, default: int, source: Mapping[str, Any] = usage) -> int:
             value = source.get(key)
             # A count that no call can have is as good as none.
-            return value if type(value) is int and 0 <= value <= _SUM_TOKENS else default
+            return value if type(value) is int and 0 <= value <= SUM_TOKENS else default
 
         split = usage.get("cache_creation")
         if isinstance(split, dict):
@@ -96,11 +97,11 @@ class Usage:
         )
 
     @classmethod
-    def billed(cls, usage: object, *, base: Usage | None = None) -> Usage:
+    def billed(cls, usage: object, *, base: Usage | None = None, most: int = CALL_TOKENS) -> Usage:
         """Read the ``usage`` of one call like `from_wire`; counts may be missing, and must not be impossible.
 
         Raises:
-            BadUsage: A count is negative, not an integer, or over `CALL_TOKENS`.
+            BadUsage: A count is negative, not an integer, or over `most`.
         """
         usage = _object("", usage)
         split = _object("cache_creation", usage.get("cache_creation"))
@@ -112,11 +113,11 @@ class Usage:
                 continue
             if type(value) is not int:
                 raise BadUsage(f"has a `{name}` that is no integer: {str(value)[:40]}")
-            if not 0 <= value <= CALL_TOKENS:
-                raise BadUsage(f"has a `{name}` that is not between 0 and {CALL_TOKENS:,}: {_short(value)}")
+            if not 0 <= value <= most:
+                raise BadUsage(f"has a `{name}` that is not between 0 and {_short(most)}: {_short(value)}")
         read = cls.from_wire(usage, base=base)
-        if read.prompt_tokens > CALL_TOKENS:
-            raise BadUsage(f"has a prompt of {read.prompt_tokens:,} tokens, over {CALL_TOKENS:,}")
+        if read.prompt_tokens > most:
+            raise BadUsage(f"has a prompt of {_short(read.prompt_tokens)} tokens, over {_short(most)}")
         return read
 
     def to_wire(self) -> dict[str, Any]:
@@ -158,4 +159,4 @@ def _object(name: str, value: object) -> dict[str, Any]:
 
 
 def _short(count: int) -> str:
-    return str(count) if abs(count) < 10**15 else f"a number {'below -' if count < 0 else 'above '}10^15"
+    return f"{count:,}" if abs(count) < 10**15 else f"a number {'below -' if count < 0 else 'above '}10^15"

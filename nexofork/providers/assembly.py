@@ -26,7 +26,7 @@ from nexofork.core.reply import (
     check_size,
 )
 from nexofork.core.spans import members_of, readable
-from nexofork.core.usage import Usage
+from nexofork.core.usage import BadUsage, Usage
 from nexofork.errors import BadJson
 from nexofork.providers.blocks import OpenBlock
 from nexofork.providers.diagnosis import failure_of_event
@@ -67,7 +67,7 @@ class Assembly:
     Args:
         ids: Who answers.
         secrets: What an error must not repeat.
-        billed: Whether impossible token counts are an error; else they are left out.
+        billed: Whether impossible token counts are an error; else the bill is left out.
     """
 
     def __init__(self, ids: ResponseIds | None = None, *, secrets: Sequence[str] = (), billed: bool = False) -> None:
@@ -217,9 +217,12 @@ class Assembly:
         self._usage = self._read_usage(event.get("usage"))
 
     def _read_usage(self, usage: object) -> Usage:
-        if self._billed:
+        try:
             return Usage.billed(usage, base=self._usage)
-        return Usage.from_wire(_dict(usage), base=self._usage)
+        except BadUsage:
+            if self._billed:
+                raise
+            return Usage()
 
     def _finish_message(self) -> MessageFinished:
         for index in tuple(self._open):

@@ -17,7 +17,7 @@ from tests.ops.chart import ROOT, tool
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.ops, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ops, pytest.mark.timeout(900)]
 
 _CONTAINERFILE = (ROOT / "Containerfile").read_text()
 
@@ -55,7 +55,7 @@ class Stage:
                 self._copy(shlex.split(rest))
             case "RUN":
                 words = ["bash", "-euc", self.here(rest)]
-                done = subprocess.run(words, cwd=self._work, capture_output=True, text=True, timeout=200, check=False)
+                done = subprocess.run(words, cwd=self._work, capture_output=True, text=True, timeout=800, check=False)
                 assert done.returncode == 0, done.stdout + done.stderr
             case "WORKDIR" | "ENV":
                 pass
