@@ -18,6 +18,8 @@ from nexofork.core.query_source import is_named, may_start_agents
 from nexofork.engine.filters import added_environment, gated_inside
 from nexofork.engine.permissions import Gate, Passage
 from nexofork.engine.tool_names import AGENT_TOOL, refuse_undeclared
+from nexofork.engine.tools.arguments import Unable
+from nexofork.engine.tools.threads import in_thread
 from nexofork.telemetry.spans import tool_denied
 from nexofork.telemetry.work import tool_span
 from nexofork.wire.parent_tools import ParentTools
@@ -39,11 +41,15 @@ __all__ = [
     "ToolDispatcher",
     "ToolOutcome",
     "ToolRunner",
+    "judged",
     "tool_calls",
 ]
 
 log = logging.getLogger(__name__)
 
+_SHORT = 256
+"""Characters of an argument that are judged at once."""
+_JUDGED_S = 30.0
 _OWN_NAMES: Mapping[str, str] = MappingProxyType({})
 
 _REFUSE_AGENT = (
@@ -175,7 +181,7 @@ class GatedTools:
 
     async def dispatch(self, call: ToolCall) -> ToolOutcome:
         """Run the call if the filter lets it."""
-        if (reason := self._outer.deny(call.name, call.input)) is not None:
+        if (reason := await judged(self._outer.deny, call.name, call.input)) is not None:
             return _not_run(call, reason)
         inner = replace(call, deny=self._outer.deny, environment=self._outer.environment)
         return await self._dispatcher.dispatch(inner)
@@ -243,7 +249,7 @@ class ToolRunner:
         return groups
 
     async def _one(self, call: ToolCall, turn: int) -> ToolAnswer:
-        outcome = self._refusal(call) or await self._permitted(call, turn)
+        outcome = await self._refusal(call) or await self._permitted(call, turn)
         answer = self._answer(call, outcome)
         await self._watch.finished(call, answer)
         return answer
@@ -257,14 +263,14 @@ class ToolRunner:
         await self._watch.started(call, read_only=self._dispatcher.read_only(call))
         return await self._dispatched(self._admitted(call, passage))
 
-    def _refusal(self, call: ToolCall) -> ToolOutcome | None:
+    async def _refusal(self, call: ToolCall) -> ToolOutcome | None:
         source = call.context.query_source
         if call.name == AGENT_TOOL and not may_start_agents(source):
             return ToolOutcome(content=_REFUSE_NESTED if is_named(source) else _REFUSE_AGENT, is_error=True)
         if call.undeclared is not None:
             tool_denied(run_id=call.run_id, tool=call.name, reason=call.undeclared)
             return ToolOutcome(content=call.undeclared, is_error=True)
-        denial = self._denial(call, call.name, call.input)
+        denial = await judged(partial(self._denial, call), call.name, call.input)
         return None if denial is None else _not_run(call, denial)
 
     def _denial(self, call: ToolCall, name: str, arguments: dict[str, Any]) -> str | None:
@@ -346,6 +352,16 @@ class ToolRunner:
         if block.get("type") != "text" or not isinstance(block.get("text"), str):
             return block
         return {**block, "text": self._replacements.apply(key, block["text"])}
+
+
+async def judged(deny: Callable[[str, dict[str, Any]], str | None], name: str, arguments: dict[str, Any]) -> str | None:
+    """Return why a call is denied, or None. What is long is judged in a thread, or other forks would wait for it."""
+    if all(len(value) <= _SHORT for value in arguments.values() if isinstance(value, str)):
+        return deny(name, arguments)
+    try:
+        return await in_thread(lambda _: deny(name, arguments), limit_s=_JUDGED_S)
+    except Unable:
+        return f"it could not be judged in {_JUDGED_S:g} s. Shorten it."
 
 
 def _not_run(call: ToolCall, reason: str) -> ToolOutcome:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from nexofork.engine.permissions.asks import Asker, Decision, NobodyToAsk, PermissionAsk, shortened
 from nexofork.engine.permissions.judge import Judge
 from nexofork.engine.permissions.policy import Permissions
+from nexofork.engine.tools.arguments import Unable
+from nexofork.engine.tools.threads import in_thread
 from nexofork.telemetry import metrics
 from nexofork.wire.permissions import ask_id_of
 
@@ -27,6 +29,7 @@ __all__ = ["Gate", "Passage"]
 
 _ASK_AGAIN_BY_NAME = frozenset(("FileRead", "FileWrite", "FileEdit", "Glob", "Grep"))
 """Tools that ask once more about themselves, with the canonical path."""
+_JUDGED_S = 30.0
 _INSTEAD = "Go on without it, or name what should be done under Issues in your report."
 
 
@@ -75,7 +78,10 @@ class Gate:
         """Return whether a call may run; ask, and wait for the answer, where it is not settled."""
         if self._judge.idle:
             return Passage()
-        verdict = self._verdict(call)
+        try:
+            verdict = await in_thread(lambda _: self._verdict(call), limit_s=_JUDGED_S)
+        except Unable:
+            return Passage(denial=f"it could not be compared with this fork's rules in {_JUDGED_S:g} s. Shorten it.")
         if verdict.kind == "deny":
             return Passage(denial=verdict.reason)
         if verdict.kind == "run":

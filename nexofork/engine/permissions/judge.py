@@ -1,19 +1,23 @@
 """Judge a tool call by a fork's permissions, and by what was remembered of the answers it got.
 
 A Bash command is allowed only if all of its simple commands are: each only reads, or a rule covers it. What the parser
-cannot read is covered by no pattern. What is let through because it only reads has to run in the environment that this
-verdict depends on.
+cannot read is covered by no pattern, and neither is a command that runs something that cannot be seen. What is let
+through because it only reads has to run in the environment that this verdict depends on.
+
+The work on one call is bounded. A call that needs more is denied where a deny rule may mean it, and no rule allows it.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from nexofork.engine.filters.kinds import READERS
-from nexofork.engine.permissions.rules import BASH, CONFIGURES, PATH_TOOLS, Rule, parse_rule, parse_rules
+from nexofork.engine.permissions.rules import BASH, CONFIGURES, LONGEST_PATH, PATH_TOOLS, Rule, parse_rule, parse_rules
+from nexofork.engine.permissions.wrappers import Sight, Steps, TooMuch, look_inside, rough_look
 from nexofork.engine.shell import READ_ONLY_ENVIRONMENT, Unreadable, problem_of, readable
+from nexofork.engine.shell.classify import LONGEST
 from nexofork.engine.tool_names import AGENT_TOOL
 from nexofork.errors import BadPermissions
 
@@ -32,6 +36,9 @@ _WITH_SUBCOMMANDS = frozenset(
     ("cargo", "docker", "gh", "git", "go", "kubectl", "npm", "pip", "pnpm", "podman", "poetry", "uv", "yarn")
 )
 """Programs whose second word says what they do: remembering one does not remember the others."""
+
+_MOST_SUGGESTED = 16
+"""Simple commands of one call that rules are suggested for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +63,23 @@ class _Seen:
     name: str
     commands: list[SimpleCommand] | None = None
     """Of a Bash call that can be read."""
+    sight: Sight = field(default_factory=Sight)
+    """All that a Bash call may run."""
+    sights: list[Sight] = field(default_factory=list)
+    """What each of its commands may run; none where no rule is about commands, or they are too long."""
     unreadable: str = ""
+    too_much: bool = False
+    """Whether the call is too long to be compared with rules."""
     path: str | None = None
     given: str | None = None
     """The path as it was named, made absolute, links and all."""
+
+    def apart(self) -> list[_Seen]:
+        """Return each simple command as a call of its own."""
+        return [
+            replace(self, commands=[simple], sights=self.sights[at : at + 1])
+            for at, simple in enumerate(self.commands or ())
+        ]
 
 
 class Judge:
@@ -123,58 +143,90 @@ class Judge:
     def _look(self, name: str, arguments: Mapping[str, Any]) -> _Seen:
         seen = _Seen(name=name)
         if name == BASH:
-            command = arguments.get("command")
-            try:
-                seen.commands = readable(command if isinstance(command, str) else "")
-            except Unreadable as exc:
-                seen.unreadable = str(exc)
+            self._look_at_command(seen, arguments.get("command"))
         elif name in PATH_TOOLS and isinstance(given := arguments.get("file_path"), str) and given:
+            seen.too_much = len(given) > LONGEST_PATH
             try:
-                seen.path = os.path.realpath(os.path.join(self._folder(), given))
-                seen.given = os.path.normpath(os.path.join(self._folder(), given))
+                if not seen.too_much:
+                    seen.path = os.path.realpath(os.path.join(self._folder(), given))
+                    seen.given = os.path.normpath(os.path.join(self._folder(), given))
             except (OSError, ValueError):
                 seen.path = seen.given = None  # no path, so no rule is about it
         return seen
+
+    def _look_at_command(self, seen: _Seen, command: object) -> None:
+        text, steps = command if isinstance(command, str) else "", Steps()
+        try:
+            seen.commands = readable(text)
+        except Unreadable as exc:
+            seen.unreadable = str(exc)
+        seen.too_much = len(text) > LONGEST
+        if seen.too_much or not any(rule.tool == BASH for rule in (*self._allow, *self._deny)):
+            return
+        try:
+            if seen.commands is None:
+                seen.sight.candidates = rough_look(text, steps)
+                return
+            seen.sights = [look_inside(simple, steps) for simple in seen.commands]
+            seen.sight.candidates = [candidate for sight in seen.sights for candidate in sight.candidates]
+            seen.sight.hidden = next((sight.hidden for sight in seen.sights if sight.hidden), "")
+            if seen.sight.hidden:
+                seen.sight.candidates += rough_look(text, steps, runs=True)
+        except TooMuch:
+            seen.too_much = True
 
     def _folder(self) -> str:
         return os.path.realpath(self._cwd or os.getcwd())
 
     def _denied(self, seen: _Seen) -> str | None:
-        for rule in self._deny:
-            if rule.tool == seen.name and self._may_mean(rule, seen):
-                return (
-                    f"the rule {rule} of this fork denies it. Go on without it, "
-                    "or name what should be done under Issues in your report."
-                )
-        patterns = any(rule.tool == BASH and rule.pattern is not None for rule in self._deny)
-        if seen.unreadable and patterns and self._mode == "allow":
+        own, steps = [rule for rule in self._deny if rule.tool == seen.name], Steps()
+        try:
+            rule = next((rule for rule in own if self._may_mean(rule, seen, steps)), None)
+        except TooMuch:
+            return (
+                "it is too long or too involved to be compared with the deny rules of this fork. "
+                "Split it into shorter calls."
+            )
+        if rule is not None:
+            return (
+                f"the rule {rule} of this fork denies it. Go on without it, "
+                "or name what should be done under Issues in your report."
+            )
+        hidden = seen.unreadable or seen.sight.hidden
+        if hidden and self._mode == "allow" and any(rule.pattern is not None for rule in own):
             unsure = "some commands are denied to this fork, and whether this is one of them cannot be told."
-            return f"{unsure} {seen.unreadable}"
+            return f"{unsure} {hidden}"
         return None
 
-    def _may_mean(self, rule: Rule, seen: _Seen) -> bool:
+    def _may_mean(self, rule: Rule, seen: _Seen, steps: Steps) -> bool:
         if rule.pattern is None:
             return True
-        if seen.commands is not None:
-            return any(rule.may_mean_command(simple) for simple in seen.commands)
+        if seen.too_much:
+            raise TooMuch
+        if seen.name == BASH:
+            found = seen.sight.starting_with(rule.program)
+            return any(rule.may_mean_command(candidate, steps) for candidate in found)
         names = [name for name in (seen.path, seen.given) if name is not None]
-        return bool(names) and rule.may_mean_path(names, cwd=self._folder())
+        return bool(names) and rule.may_mean_path(names, cwd=self._folder(), steps=steps)
 
     def _covered(self, seen: _Seen, rules: Sequence[Rule], *, reading: bool = False) -> bool:
         """Whether rules cover the call, or all of a command that does more than read."""
-        own = [rule for rule in rules if rule.tool == seen.name]
+        own, steps = [rule for rule in rules if rule.tool == seen.name], Steps()
         if any(rule.pattern is None for rule in own):
             return True
-        if seen.commands is not None:
-            return all(
-                (reading and problem_of(simple) is None) or any(rule.covers_command(simple) for rule in own)
-                for simple in seen.commands
-            )
-        return seen.path is not None and any(rule.covers_path(seen.path, cwd=self._folder()) for rule in own)
+        try:
+            if seen.commands is not None:
+                rest = [at for at, simple in enumerate(seen.commands) if not (reading and problem_of(simple) is None)]
+                return all(any(_covers(rule, seen, at, steps) for rule in own) for at in rest)
+            path, cwd = seen.path, self._folder()
+            return path is not None and any(rule.covers_path(path, cwd=cwd, steps=steps) for rule in own)
+        except TooMuch:
+            return False
 
     def _headless(self, seen: _Seen) -> str:
         allowed = f", and do what these rules allow: {', '.join(self._listed)}" if self._listed else ""
-        why = f" {seen.unreadable}" if seen.unreadable else ""
+        why = seen.unreadable or seen.sight.hidden
+        why = f" {why}" if why else ""
         return (
             f"this fork may read{allowed}. Nobody is there to be asked for more, so put what should be done "
             f"into your report.{why}"
@@ -184,12 +236,10 @@ class Judge:
         """Return the narrowest rules that would spare asking for the like of this call again."""
         found: list[str] = []
         if seen.commands is not None:
-            rest = [
-                simple
-                for simple in seen.commands
-                if problem_of(simple) is not None and not any(_covers(rule, simple) for rule in self._allow)
-            ]
-            found = [f"{BASH}({_like(simple)})" for simple in rest]
+            if len(seen.commands) > _MOST_SUGGESTED:
+                return ()
+            rest = [one for one in seen.apart() if not self._covered(one, self._allow, reading=True)]
+            found = [f"{BASH}({_like(simple)})" for one in rest for simple in one.commands or ()]
         elif seen.path is not None:
             found = [f"{seen.name}({self._beside(seen.path)})"]
         elif seen.name != BASH:
@@ -213,8 +263,18 @@ class Judge:
         return os.path.join(os.path.relpath(folder, cwd) if inside else folder, name)
 
 
-def _covers(rule: Rule, simple: SimpleCommand) -> bool:
-    return rule.tool == BASH and rule.covers_command(simple)
+def _covers(rule: Rule, seen: _Seen, at: int, steps: Steps) -> bool:
+    """Whether a rule covers a simple command of which all that it runs can be seen.
+
+    A script that the command names may stay unseen if the rule names it too, without a wildcard.
+    """
+    assert seen.commands is not None
+    if not rule.covers_command(seen.commands[at], steps):
+        return False
+    if rule.pattern is None:
+        return True
+    sight = seen.sights[at] if at < len(seen.sights) else look_inside(seen.commands[at], steps)
+    return not sight.hidden or (sight.named and rule.exact)
 
 
 def _like(simple: SimpleCommand) -> str:

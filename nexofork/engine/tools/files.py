@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nexofork.engine.dispatch import ToolOutcome
+from nexofork.engine.dispatch import ToolOutcome, judged
 from nexofork.engine.sandbox.view import within
 from nexofork.engine.tools.arguments import Arguments, Unable
 from nexofork.engine.tools.paths import find_path
@@ -98,7 +98,7 @@ class FileTools:
         path = await in_thread(
             lambda _: find_path(given, cwd=self.cwd, sandbox=self.sandbox, view=self.view), limit_s=self.limit_s
         )
-        if denial := call.deny(call.name, {**call.input, "file_path": path.shown}):
+        if denial := await judged(call.deny, call.name, {**call.input, "file_path": path.shown}):
             raise Unable(f"{call.name} was not run: {denial}")
         return path
 

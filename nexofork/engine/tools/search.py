@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexofork.engine.dispatch import ToolOutcome
+from nexofork.engine.dispatch import ToolOutcome, judged
 from nexofork.engine.tools.arguments import Arguments, Unable
 from nexofork.engine.tools.commands import Limits, Output, run_command
 from nexofork.engine.tools.paths import KERNEL_FOLDERS, explained, find_path, folder_of, opened
@@ -103,7 +103,7 @@ class SearchTools:
 
     async def _root(self, call: ToolCall, given: str) -> _Root:
         root = await in_thread(lambda _: self._found(given or "."), limit_s=self.limits.time_s)
-        if denial := call.deny(call.name, {**call.input, "path": root.path}):
+        if denial := await judged(call.deny, call.name, {**call.input, "path": root.path}):
             raise Unable(f"{call.name} was not run: {denial}")
         return root
 

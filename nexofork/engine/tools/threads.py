@@ -8,6 +8,7 @@ goes on without it then.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -52,7 +53,8 @@ async def in_thread(work: Callable[[Stop], T], *, limit_s: float) -> T:
         Unable: It took longer than the limit.
     """
     stop = Stop()
-    future = asyncio.get_running_loop().run_in_executor(_THREADS, work, stop)
+    # In the caller's context, so that what the work reports belongs to the caller's span.
+    future = asyncio.get_running_loop().run_in_executor(_THREADS, contextvars.copy_context().run, work, stop)
     try:
         async with asyncio.timeout(limit_s):
             return await asyncio.shield(future)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nexofork import (
+    AllowAllFilter,
     ForkStatus,
     FunctionTools,
+    ParentContext,
     PermissionAnswer,
     PermissionAsk,
     Permissions,
     ProfileFilter,
+    ReadOnlyFilter,
 )
+from nexofork.core.replacement import ContentReplacementState
 from nexofork.engine.abort import AbortReason
-from nexofork.engine.dispatch import GatedTools, ToolCall, ToolOutcome
+from nexofork.engine.dispatch import GatedTools, ToolCall, ToolOutcome, ToolRunner
 from nexofork.engine.events import ForkAsked, ForkPermitted, ToolStarted
+from nexofork.engine.permissions import Gate
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.place import Place
 from nexofork.errors import BadPermissions, ForkRefused
@@ -25,10 +31,11 @@ from tests.support.conversation import call, declared, says
 from tests.support.parents import Parent, fork, results_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent, ForkHandle, ForkParams
+    from nexofork.core.prompt import ToolAnswer
     from nexofork.simulator import Simulator
 
 BUBBLE = Permissions(mode="bubble")
@@ -396,3 +403,59 @@ async def test_the_default_asks_for_nothing(
 
     assert names_in(tmp_path) == ["x"]
     assert callback.asks == []
+
+
+async def longest_gap(work: Awaitable[object]) -> float:
+    """How long the event loop was held at most while something was done, as a part of the time that took."""
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, before = max(longest, now - before), now
+
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        ticking = tasks.create_task(tick())
+        await work
+        ticking.cancel()
+    return longest / (time.perf_counter() - begun)
+
+
+@pytest.mark.parametrize("judged_by", ["rules", "filter"])
+async def test_other_forks_go_on_while_a_hostile_command_is_judged(judged_by: str, tmp_path: Path) -> None:
+    """The event loop is held for a part of that time only, be it a rule or a filter that judges."""
+    deny = [f"Bash(a a a a a{number} *)" for number in range(1_000)] if judged_by == "rules" else []
+    tools = BuiltinTools(Place(cwd=tmp_path))
+    runner = ToolRunner(
+        tools,
+        tool_filter=ReadOnlyFilter() if judged_by == "filter" else AllowAllFilter(),
+        replacements=ContentReplacementState(),
+        watch=Unwatched(),
+        gate=Gate(Permissions(deny=deny), tools=tools, cwd=tmp_path),
+    )
+    command = "env " + "a " * 4_900 if judged_by == "rules" else "ls;" * 3_300 + "rm x"
+    hostile = ToolCall(run_id="r", id="t", name="Bash", input={"command": command}, context=ParentContext())
+    answers: list[ToolAnswer] = []
+
+    async def judge() -> None:
+        answers.extend(await runner.run([hostile], {}))
+
+    # A busy machine may hold the loop as well; one quiet try is enough.
+    gaps = [await longest_gap(judge()) for _ in range(5)]
+
+    assert min(gaps) < 0.5
+    assert all(answer.is_error and "was not run" in str(answer.content) for answer in answers)
+
+
+class Unwatched:
+    """Hears of calls and does nothing."""
+
+    async def started(self, call: ToolCall, *, read_only: bool) -> None:
+        """The call begins."""
+
+    async def finished(self, call: ToolCall, answer: ToolAnswer) -> None:
+        """The call has its answer."""

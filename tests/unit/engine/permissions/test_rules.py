@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -298,6 +300,112 @@ def test_what_would_be_remembered_is_narrow(
     if verdict.rules:
         judge.remember(allowed=True, rules=verdict.rules)
         assert judge.judge(name, arguments, read_only=False).kind == "run"
+
+
+def cpu_time(judge: Judge, name: str, arguments: dict[str, Any]) -> float:
+    """The least CPU time that judging a call takes, out of some tries."""
+    found = []
+    for _ in range(3):
+        begun = time.process_time()
+        judge.judge(name, arguments, read_only=False)
+        found.append(time.process_time() - begun)
+    return min(found)
+
+
+MANY_STARS = "*a" * 40 + "*b"
+
+
+@pytest.mark.parametrize("side", ["allow", "deny"])
+@pytest.mark.parametrize(
+    ("rule", "hostile"),
+    [
+        (f"Bash(make {MANY_STARS})", "make " + "a" * 9_990),
+        (f"Bash(make {'*a ' * 300})", "make " + "a " * 4_990),
+        (f"Bash(make {'* ' * 400} b)", "make " + "-a " * 3_300),
+        ("Bash(git push *)", "env " * 2_490),
+        ("Bash(git push *)", "env " + "git -c " * 1_420),
+        ("Bash(git push *)", "xargs " + "bash -c " * 1_240),
+        ("Bash(git push *)", "eval " * 1_990 + "x"),
+        ("Bash(git push *)", "for i in 1; do " + "-agit=x " * 1_200 + "; done"),
+        ("Bash(git push *)", "make " + "'" + "{git" * 2_400 + "'"),
+    ],
+)
+def test_judging_a_hostile_command_costs_like_any_other(side: str, rule: str, hostile: str) -> None:
+    """At the longest that is judged at all, next to plain commands of the same length."""
+    judge = Judge(Permissions(mode="bubble", **{side: [rule]}))
+    plain = "ls some.txt; " * (len(hostile) // 13)
+
+    assert len(hostile) <= 10_000
+    ordinary = cpu_time(judge, "Bash", {"command": plain})
+    assert cpu_time(judge, "Bash", {"command": hostile}) < 30 * ordinary
+
+
+@pytest.mark.parametrize("side", ["allow", "deny"])
+@pytest.mark.parametrize(
+    ("rule", "hostile"),
+    [
+        (f"FileWrite(src/{MANY_STARS})", "src/" + "a" * 4_000),
+        (f"FileWrite(src/*{'?' * 400}b)", "src/" + "a" * 4_000),
+        (f"FileWrite({'**/a/' * 150}b)", "a/" * 1_950 + "c"),
+        (f"FileWrite(**/{'a/' * 400}b/**/c)", "a/" * 1_950 + "c"),
+        (f"FileWrite({'**/*a*/' * 100}b)", "aa/" * 1_300 + "c"),
+    ],
+)
+def test_judging_a_hostile_path_costs_like_any_other(tmp_path: Path, side: str, rule: str, hostile: str) -> None:
+    """At the longest that is judged at all, next to a plain rule and path of the same length."""
+    judge = Judge(Permissions(mode="bubble", **{side: [rule]}), cwd=tmp_path)
+    usual = Judge(Permissions(mode="bubble", **{side: ["FileWrite(src/**/*.py)"]}), cwd=tmp_path)
+    plain = "src/" + "some-name/" * (len(hostile) // 10)
+
+    ordinary = cpu_time(usual, "FileWrite", {"file_path": plain})
+    assert cpu_time(judge, "FileWrite", {"file_path": hostile}) < 300 * ordinary
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Bash", {"command": "make " + "x" * 10_000}),
+        ("Bash", {"command": "env " + "git -c " * 1_420}),
+        ("FileWrite", {"file_path": "x" * 4_097}),
+        ("FileWrite", {"file_path": "a/" * 1_950 + "c"}),
+    ],
+)
+def test_what_is_too_long_to_judge_is_denied_or_asked(name: str, arguments: dict[str, Any]) -> None:
+    """A deny rule counts as meant, an allow rule does not, and the reason says what to do."""
+    rules = ["Bash(git push *)", f"FileWrite(**/{'a/' * 400}b/**/c)", "Bash(* * make)"]
+    for mode in ("allow", "bubble"):
+        verdict = Judge(Permissions(mode=mode, deny=rules)).judge(name, arguments, read_only=False)
+        assert (verdict.kind, "Split it into shorter calls" in verdict.reason) == ("deny", True)
+    rules.append("Bash(*)")
+    assert Judge(Permissions(mode="bubble", allow=rules)).judge(name, arguments, read_only=False).kind == "ask"
+
+
+@settings(max_examples=500, deadline=None)
+@given(part=st.text("ab*", max_size=8), text=st.text("ab", max_size=12))
+def test_stars_match_as_they_always_did(part: str, text: str) -> None:
+    """Searching each piece once finds what trying every way finds."""
+    expected = re.fullmatch(part.replace("*", ".*"), text) is not None
+    rule = f"Bash(make x{part}y)"
+
+    assert (bash(f"make x{text}y", rule) == "run") == expected
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(["a", "b", "*", "**", "a*", "?", "*b*"]), min_size=1, max_size=5),
+    names=st.lists(st.sampled_from(["a", "b", "ab", "ba", "bb"]), min_size=1, max_size=6),
+)
+def test_wildcards_of_paths_match_as_they_always_did(parts: list[str], names: list[str]) -> None:
+    """Taking the first place that fits finds what trying every way finds."""
+    pieces = {"**": "(?:/[^/]+)*"}
+    inner = [pieces.get(part, "/" + part.replace("*", "[^/]*").replace("?", "[^/]")) for part in parts]
+    inner[-1] = "/.+" if parts[-1] == "**" else inner[-1]
+    path = "/none/" + "/".join(names)
+    judge = Judge(Permissions(mode="deny", allow=[f"FileWrite(/none/{'/'.join(parts)})"]))
+
+    kind = judge.judge("FileWrite", {"file_path": path}, read_only=False).kind
+
+    assert (kind == "run") == (re.fullmatch("/none" + "".join(inner), path) is not None)
 
 
 @settings(max_examples=500, deadline=None)
