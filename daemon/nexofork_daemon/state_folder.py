@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nexofork.engine.filters.paths import remove_tree
 from nexofork.errors import ForkRefused, NexoforkError
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ def _remove(folder: Path) -> None:
         with suppress(OSError):
             function(path)
 
-    shutil.rmtree(folder, onerror=again)
+    remove_tree(folder, again)
 
 
 def _mb(size: int) -> str:

@@ -17,7 +17,7 @@ _FENCE = "---"
 _QUOTES = ('"', "'")
 _QUOTED = re.compile(r"""(?P<quote>["'])(?P<text>.*?)(?P=quote)(?:\s+#.*)?""")
 _LIST = re.compile(r"\[(?P<items>.*?)\](?:\s+#.*)?")
-_COMMENT = re.compile(r"\s+#")
+_COMMENT = re.compile(r"(?<!\s)\s++#")
 _FOREIGN = ("{", "&", "!", "%", "@", "`")
 
 

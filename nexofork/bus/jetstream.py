@@ -126,7 +126,7 @@ async def _has(bus: Bus, stream: str) -> bool:
 def _answer(subject: str, reply: Msg) -> dict[str, Any]:
     try:
         answer = json.loads(reply.data)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise _not_jetstream(subject) from exc
     if not isinstance(answer, dict):
         raise _not_jetstream(subject)

@@ -113,7 +113,7 @@ def _time(at: float) -> float | None:
 def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return data.decode("utf-8", "replace")
 
 

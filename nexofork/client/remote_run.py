@@ -287,7 +287,7 @@ class RemoteRun:
     def _text(self, message: Msg) -> None:
         try:
             text = json.loads(message.data)["text"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         self.record.add(TextStreamed(run_id=self.record.run_id, text=str(text)))
 

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 _SHORT = 256
 """Characters of an argument that are judged at once."""
 _JUDGED_S = 30.0
+_DEEPEST = 100
+"""Levels of lists and objects in arguments and results; what reads and writes them later goes by recursion."""
 _OWN_NAMES: Mapping[str, str] = MappingProxyType({})
 
 _REFUSE_AGENT = (
@@ -270,6 +272,8 @@ class ToolRunner:
         if call.undeclared is not None:
             tool_denied(run_id=call.run_id, tool=call.name, reason=call.undeclared)
             return ToolOutcome(content=call.undeclared, is_error=True)
+        if nests_deeper(call.input, _DEEPEST):
+            return _not_run(call, f"its arguments nest more than {_DEEPEST} levels deep. Pass them flat.")
         denial = await judged(partial(self._denial, call), call.name, call.input)
         return None if denial is None else _not_run(call, denial)
 
@@ -325,6 +329,9 @@ class ToolRunner:
             # A tool may raise anything; the model gets to read it.
             log.warning("tool %s raised", call.name, exc_info=exc, extra={"run_id": call.run_id})
             return ToolOutcome(content=f"{call.name} failed: {type(exc).__name__}: {exc}", is_error=True)
+        if isinstance(outcome, ToolOutcome) and nests_deeper(outcome.content, _DEEPEST):
+            said = f"{call.name} failed: its result nests more than {_DEEPEST} levels deep."
+            return ToolOutcome(content=said, is_error=True)
         if isinstance(outcome, ToolOutcome):
             return outcome
         said = f"{call.name} failed: it returned {type(outcome).__name__}, which is no result."
@@ -362,6 +369,22 @@ async def judged(deny: Callable[[str, dict[str, Any]], str | None], name: str, a
         return await in_thread(lambda _: deny(name, arguments), limit_s=_JUDGED_S)
     except Unable:
         return f"it could not be judged in {_JUDGED_S:g} s. Shorten it."
+
+
+def nests_deeper(value: object, most: int) -> bool:
+    """Whether a JSON value holds lists or objects in more than so many levels."""
+    level: list[object] = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _not_run(call: ToolCall, reason: str) -> ToolOutcome:

@@ -219,7 +219,7 @@ class ForkResult:
                 undelivered=tuple(map(str, plain.get("undelivered", ()))),
                 workspace=WorkspaceWork.model_validate(work) if work else None,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
             raise BadMessage(f"is not a fork's result ({exc!r})", fix="Update nexofork.") from exc
 
 

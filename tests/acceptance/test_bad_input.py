@@ -11,27 +11,39 @@ from nexofork import (
     CacheSafeParams,
     DelegateMode,
     ForkOverrides,
+    ForkResult,
     ParentContext,
     QuerySource,
     Reply,
 )
+from nexofork.agents.evaluation.json_path import parse_answer
 from nexofork.core.boilerplate import BOILERPLATE, BOILERPLATE_TAG
+from nexofork.core.explain import explain
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import cost_usd
+from nexofork.engine.file_state import decode_file_state
+from nexofork.engine.tools.bubbled import decode_arguments, decode_outcome
 from nexofork.errors import (
     AlreadyAFork,
     BadDirective,
+    BadMessage,
     BadReply,
     BadRequestBody,
     CacheBreak,
     ForkRefused,
+    NexoforkError,
     UnknownModelPrice,
     WorkspaceMismatch,
 )
+from nexofork.wire.budget import decode_account
+from nexofork.wire.ledger import decode_calls
+from nexofork.wire.messages import decode_event, decode_report
 from tests.support.conversation import MARK, agent_calls, request, says, text
 from tests.support.parents import Parent, fork, open_llm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nexofork import AnthropicProvider, DefaultForkSubagent
     from nexofork.simulator import Simulator
 
@@ -332,3 +344,32 @@ async def test_an_allowed_override_that_is_not_json_is_refused_before_the_start(
         await forks.fork(fork(snapshot, llm, overrides=overrides, allow_cache_break=True))
 
     assert sim.request_count == 1
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":['], ids=["lists", "objects", "both"])
+@pytest.mark.parametrize(
+    ("read", "refusal"),
+    [
+        (CacheSafeParams.from_parent_request, BadRequestBody),
+        (Reply.from_response, BadReply),
+        (ForkResult.from_wire, BadMessage),
+        (decode_report, BadMessage),
+        (decode_event, BadMessage),
+        (decode_calls, BadMessage),
+        (decode_account, BadMessage),
+        (decode_arguments, BadMessage),
+        (decode_outcome, BadMessage),
+        (decode_file_state, NexoforkError),
+        (lambda data: parse_answer(data.decode()), ValueError),
+        (lambda data: explain(data, data), BadRequestBody),
+    ],
+)
+def test_json_that_nests_without_end_is_refused(
+    read: Callable[[bytes], object], refusal: type[Exception], opening: str
+) -> None:
+    """Whatever reads it gives its usual refusal, be the nesting closed or not."""
+    closing = "".join({"[": "]", "{": "}"}.get(char, "") for char in reversed(opening))
+    for count in (1_000, 100_000):
+        for data in (opening * count, opening * count + "1" + closing * count):
+            with pytest.raises(refusal):
+                read(data.encode())

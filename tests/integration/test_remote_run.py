@@ -11,11 +11,12 @@ from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
 from nexofork.client.handle import ForkRecord
 from nexofork.client.remote_run import RemoteRun
-from nexofork.engine.events import FanOutDecided, ForkClaimed, ForkEnded, TurnFinished
+from nexofork.engine.events import FanOutDecided, ForkClaimed, ForkEnded, TextStreamed, TurnFinished
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.wire.messages import CallStarted, Final, Payload
+from nexofork.wire.subjects import delta
 from tests.support.nats import a_claim, a_final, a_request, a_turn, bus, nats_server, run_id
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
@@ -90,3 +91,23 @@ async def test_an_event_has_the_time_of_its_entry(bus: Bus, run_id: str) -> None
     claimed, turned, ended = (event.at for event in record.events)
     assert (claimed, ended) == (1_700_000_000.5, 1_700_000_009.0)
     assert began <= turned <= time.time()
+
+
+async def test_text_that_cannot_be_read_is_left_out(bus: Bus, run_id: str) -> None:
+    """JSON that nests without end stops no watcher; the text after it arrives."""
+    await provision(bus)
+    log = RunLog(bus, run_id)
+    seq = await log.request(a_request())
+    record = ForkRecord(run_id=run_id, label="fork")
+    run = RemoteRun(bus, BlobStore(bus, "parent"), record, pool="fork", parent_id="p", on_asked=nobody_asks)
+
+    await run.listen(deltas=True)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(run.follow(after=seq, known=True))
+        for data in (b"[" * 100_000, b'{"text": ' * 50_000, b'{"v": 1, "text": "hello"}'):
+            await bus.publish(delta(run_id), data)
+        await eventually(lambda: bool(record.events))
+        seq = await log.append(a_claim(), after=seq)
+        await log.append(a_final(), after=seq)
+
+    assert [getattr(event, "text", None) for event in record.events if isinstance(event, TextStreamed)] == ["hello"]

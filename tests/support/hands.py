@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from nexofork import ParentContext
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from nexofork.engine.sandbox.enclosure import Enclosure
     from nexofork.engine.tools.search import SearchTools
 
-__all__ = ["Hands"]
+__all__ = ["Hands", "deep_folder"]
 
 
 class Hands:
@@ -65,3 +66,16 @@ class Hands:
     ) -> ToolOutcome:
         """Whatever comes of a call that a filter is asked about."""
         return await self.tools.dispatch(self.call(name, arguments, deny=deny))
+
+
+def deep_folder(top: Path, *, depth: int, name: str = "d") -> None:
+    """Make a folder in a folder in a folder, with a file at the end that no path need reach."""
+    top.mkdir(parents=True)
+    folder = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=folder)
+        below = os.open(name, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
+    os.close(folder)

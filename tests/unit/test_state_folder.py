@@ -10,6 +10,7 @@ import pytest
 
 from nexofork.errors import ForkRefused
 from nexofork_daemon.state_folder import DiskLimits, OutOfRoom, StateFolder
+from tests.support.hands import deep_folder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -126,3 +127,13 @@ async def test_a_place_that_cannot_be_written_to_refuses_workspaces_only(tmp_pat
     assert state.collect() == 0
     with pytest.raises(ForkRefused, match="cannot be used"):
         state.check_room(1)
+
+
+async def test_a_deep_run_folder_is_collected(tmp_path: Path) -> None:
+    """However deep a child has nested its folders, the daemon opens its state and removes them."""
+    state = await opened(tmp_path)
+    deep_folder(tmp_path / "runs/left", depth=1_500)
+    (tmp_path / "runs/left.lock").touch()
+
+    assert state.collect() == 1
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -61,11 +61,16 @@ def parse_answer(text: str) -> Any:
     """
     try:
         return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     except ValueError:
         fenced = _FENCED.search(text)
         if fenced is None:
             raise
+    try:
         return json.loads(fenced[1])
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _said(steps: tuple[str | int, ...]) -> str:

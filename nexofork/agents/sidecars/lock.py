@@ -158,7 +158,7 @@ class MemoryLock:
         try:
             with open(self._path, "rb") as file:
                 found = json.loads(file.read(_LONGEST))
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nexofork.agents.sidecars.notes import replace_file
 from nexofork.engine.filters.automem import BOOKKEEPING, SEEN_FILE
+from nexofork.engine.filters.paths import walk_tree
 
 if TYPE_CHECKING:
     from nexofork.core.snapshot import CacheSafeParams
@@ -37,7 +38,7 @@ class Seen:
         try:
             found = json.loads((folder / SEEN_FILE).read_bytes())
             return cls(sessions=tuple(map(str, found["sessions"])), folder=str(found["folder"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return cls()
 
     def has(self, session: str, folder: str) -> bool:
@@ -73,7 +74,7 @@ def digest_of_folder(folder: Path, stop: Stop) -> str:
         Unable: Nobody waits for it any more.
     """
     digest = hashlib.sha256()
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in walk_tree(folder):
         folders.sort()
         for name in sorted(names):
             stop.check()

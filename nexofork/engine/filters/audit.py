@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from nexofork.engine.filters.kinds import may_change
+from nexofork.engine.filters.paths import walk_tree
 from nexofork.engine.tools.arguments import Unable
 from nexofork.engine.tools.threads import in_thread
 from nexofork.telemetry.spans import changed_despite_filter
@@ -73,7 +74,7 @@ def list_tree(roots: Sequence[Path], stop: Stop | None = None, *, max_files: int
     young = time.time_ns() - _RACY_NS
     try:
         for root in roots:
-            for folder, _, names in os.walk(root):
+            for folder, _, names in walk_tree(root):
                 if stop is not None:
                     stop.check()
                 for name in names:

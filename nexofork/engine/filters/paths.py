@@ -1,4 +1,4 @@
-"""Where a path really leads, and how to open what was checked.
+"""Where a path really leads, how to open what was checked, and how to walk a tree of any depth.
 
 A check by name can be outrun: between it and the opening somebody may swap a folder for a link. So a check returns the
 canonical path, and whoever opens it does so with ``open_beneath``, which follows no link below the root at all.
@@ -7,13 +7,22 @@ canonical path, and whoever opens it does so with ``open_beneath``, which follow
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CONFIGURES", "Outside", "by_words", "inside", "open_beneath"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["CONFIGURES", "Outside", "by_words", "inside", "open_beneath", "remove_tree", "walk_tree"]
 
 CONFIGURES = (".git", ".gitconfig")
 """Who may write there and run `git status` may run anything."""
+
+
+_DEEP = 100
+_LONG = 1_500
 
 
 class Outside(Exception):
@@ -106,3 +115,57 @@ def open_beneath(root: Path, path: Path, flags: int, mode: int = 0o644) -> int:
     if flags & os.O_TRUNC:
         os.ftruncate(opened, 0)
     return opened
+
+
+def walk_tree(root: str | Path, *, strict: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each folder below a root, itself included, with the names of its folders and of all else.
+
+    Like ``os.walk``, but a tree of any depth is walked, and a link to a folder is not among the folders. A folder that
+    cannot be read is left out.
+
+    Raises:
+        OSError: A folder cannot be read, where the walk is strict.
+    """
+    todo = [os.fspath(root)]
+    while todo:
+        place = todo.pop()
+        folders: list[str] = []
+        others: list[str] = []
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
+        except OSError:
+            if strict:
+                raise
+            continue
+        yield place, folders, others
+        todo += [os.path.join(place, name) for name in reversed(folders)]
+
+
+def remove_tree(folder: str | Path, onerror: Callable[[Callable[..., Any], str, Any], object] | None = None) -> None:
+    """Remove a folder of any depth; what cannot be removed is left, unless `onerror` sees to it."""
+    try:
+        shutil.rmtree(folder, ignore_errors=onerror is None, onerror=onerror)
+    except RecursionError:
+        _flatten(os.fspath(folder))
+        shutil.rmtree(folder, ignore_errors=onerror is None, onerror=onerror)
+
+
+def _flatten(root: str) -> None:
+    """Move folders that lie too deep for ``shutil.rmtree`` up to the root."""
+    todo, moved = [root], 0
+    while todo:
+        start = todo.pop()
+        for place, folders, _ in walk_tree(start):
+            below = place[len(start) :]
+            if len(below) < _LONG and below.count("/") < _DEEP:
+                continue
+            while folders:
+                moved += 1
+                target = os.path.join(root, f".deep-{moved}")
+                try:
+                    os.rename(os.path.join(place, folders.pop()), target)
+                except OSError:
+                    continue
+                todo.append(target)

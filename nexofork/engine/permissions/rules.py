@@ -134,8 +134,8 @@ def parse_rule(text: object) -> Rule:
     """
     if not isinstance(text, str):
         raise BadPermissions(f"The rule {text!r} is not a text.", fix=_FORM)
-    found = _RULE.fullmatch(text.strip())
-    if found is None or len(text) > _LONGEST:
+    found = _RULE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if found is None:
         raise BadPermissions(f"The rule {text[:80]!r} cannot be read.", fix=_FORM)
     tool, pattern = found[1], found[2]
     if pattern is None:

@@ -15,7 +15,6 @@ import asyncio
 import atexit
 import json
 import os
-import shutil
 import signal
 import tempfile
 from contextlib import ExitStack, suppress
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
+from nexofork.engine.filters.paths import remove_tree
 from nexofork.engine.tools.fence import fenced
 from nexofork.engine.tools.threads import in_thread
 from nexofork.engine.tools.watching import Limits, Watch
@@ -310,5 +310,5 @@ def minimal_environment(*, sandboxed: bool) -> dict[str, str]:
 @cache
 def _own_home() -> str:
     home = tempfile.mkdtemp(prefix="nexofork-home-")
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    atexit.register(remove_tree, home)
     return home

@@ -10,6 +10,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from nexofork.engine.filters.paths import walk_tree
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -42,12 +44,10 @@ def own_objects(git_dir: Path, borrowed: bytes) -> bool:
 
 def _remove_specials(folder: Path | str) -> None:
     """Remove links, pipes and the like; git puts none there."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _remove_specials(entry.path)
-            elif not entry.is_file(follow_symlinks=False):
-                os.unlink(entry.path)
+    for place, _, names in walk_tree(folder, strict=True):
+        for path in (os.path.join(place, name) for name in names):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                os.unlink(path)
 
 
 def _is_folder(path: Path) -> bool:

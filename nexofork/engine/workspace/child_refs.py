@@ -12,6 +12,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nexofork.engine.filters.paths import walk_tree
 from nexofork.wire.ref_names import is_ref_name
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _packed(git_dir: Path) -> dict[str, str]:
 
 def _loose(git_dir: Path) -> dict[str, str]:
     found = {}
-    for folder, _, names in os.walk(git_dir / "refs"):
+    for folder, _, names in walk_tree(git_dir / "refs"):
         for name in names:
             path = os.path.join(folder, name)
             ref = os.path.relpath(path, git_dir)

@@ -95,7 +95,7 @@ def test_of_several_processes_one_gets_it(tmp_path: Path) -> None:
     assert sorted(said) == ["False", "False", "True"]
 
 
-@pytest.mark.parametrize("words", [b"\xff", b"[]", b'{"pid": "x"}', b"{" * 5000])
+@pytest.mark.parametrize("words", [b"\xff", b"[]", b'{"pid": "x"}', b"{" * 5000, b"[" * 5000])
 def test_a_lock_that_cannot_be_read_is_held_until_it_is_stale(tmp_path: Path, words: bytes) -> None:
     """Nobody knows whose it is, so nobody may take it early."""
     (tmp_path / ".dream.lock").write_bytes(words)

@@ -11,6 +11,8 @@ import pytest
 from nexofork import AllowAllFilter, ForkResult, ForkStatus
 from nexofork.engine.filters import AllOfFilter, AutoMemFilter, ProfileFilter, ReadOnlyFilter
 from nexofork.engine.filters.audit import Change, begin_audit, changes, list_tree, violations
+from nexofork.engine.filters.paths import remove_tree
+from tests.support.hands import deep_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,3 +125,25 @@ async def test_a_place_that_is_gone_does_no_harm(place: Path) -> None:
     found = await audit.added(result())
     assert found.ok
     assert [change["what"] for change in found.audit] == ["removed"]
+
+
+async def test_a_deep_tree_is_listed_like_any_other(tmp_path: Path) -> None:
+    """A child that nests folders can neither hide a change at their end nor stop the audit."""
+    audit = await begin_audit("r", ReadOnlyFilter(), [tmp_path])
+    assert audit is not None
+    deep_folder(tmp_path / "top", depth=1_500)
+
+    found = await audit.added(result())
+    remove_tree(tmp_path / "top")
+
+    assert [change["path"].count("/d") for change in found.audit] == [1_500]
+
+
+@pytest.mark.parametrize(("depth", "name"), [(1_500, "d"), (1_100, "n" * 200)])
+def test_a_deep_tree_is_removed(tmp_path: Path, depth: int, name: str) -> None:
+    """With long names as well, where no path reaches the end."""
+    deep_folder(tmp_path / "top", depth=depth, name=name)
+
+    remove_tree(tmp_path / "top")
+
+    assert list(tmp_path.iterdir()) == []

@@ -312,6 +312,12 @@ def cpu_time(judge: Judge, name: str, arguments: dict[str, Any]) -> float:
     return min(found)
 
 
+def sided(side: str, rule: str) -> Permissions:
+    """Permissions with one rule."""
+    allow, deny = ([rule], []) if side == "allow" else ([], [rule])
+    return Permissions(mode="bubble", allow=allow, deny=deny)
+
+
 MANY_STARS = "*a" * 40 + "*b"
 
 
@@ -332,7 +338,7 @@ MANY_STARS = "*a" * 40 + "*b"
 )
 def test_judging_a_hostile_command_costs_like_any_other(side: str, rule: str, hostile: str) -> None:
     """At the longest that is judged at all, next to plain commands of the same length."""
-    judge = Judge(Permissions(mode="bubble", **{side: [rule]}))
+    judge = Judge(sided(side, rule))
     plain = "ls some.txt; " * (len(hostile) // 13)
 
     assert len(hostile) <= 10_000
@@ -353,8 +359,8 @@ def test_judging_a_hostile_command_costs_like_any_other(side: str, rule: str, ho
 )
 def test_judging_a_hostile_path_costs_like_any_other(tmp_path: Path, side: str, rule: str, hostile: str) -> None:
     """At the longest that is judged at all, next to a plain rule and path of the same length."""
-    judge = Judge(Permissions(mode="bubble", **{side: [rule]}), cwd=tmp_path)
-    usual = Judge(Permissions(mode="bubble", **{side: ["FileWrite(src/**/*.py)"]}), cwd=tmp_path)
+    judge = Judge(sided(side, rule), cwd=tmp_path)
+    usual = Judge(sided(side, "FileWrite(src/**/*.py)"), cwd=tmp_path)
     plain = "src/" + "some-name/" * (len(hostile) // 10)
 
     ordinary = cpu_time(usual, "FileWrite", {"file_path": plain})
