@@ -20,6 +20,7 @@ from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
+    from nexofork.engine.events import ForkEvent
     from nexofork.wire.messages import Asked
 
 __all__ = ["bus", "nats_server", "run_id"]
@@ -98,7 +99,8 @@ async def test_text_that_cannot_be_read_is_left_out(bus: Bus, run_id: str) -> No
     await provision(bus)
     log = RunLog(bus, run_id)
     seq = await log.request(a_request())
-    record = ForkRecord(run_id=run_id, label="fork")
+    shown: list[ForkEvent] = []
+    record = ForkRecord(run_id=run_id, label="fork", observer=shown.append)
     run = RemoteRun(bus, BlobStore(bus, "parent"), record, pool="fork", parent_id="p", on_asked=nobody_asks)
 
     await run.listen(deltas=True)
@@ -106,8 +108,8 @@ async def test_text_that_cannot_be_read_is_left_out(bus: Bus, run_id: str) -> No
         tasks.create_task(run.follow(after=seq, known=True))
         for data in (b"[" * 100_000, b'{"text": ' * 50_000, b'{"v": 1, "text": "hello"}'):
             await bus.publish(delta(run_id), data)
-        await eventually(lambda: bool(record.events))
+        await eventually(lambda: shown)
         seq = await log.append(a_claim(), after=seq)
         await log.append(a_final(), after=seq)
 
-    assert [getattr(event, "text", None) for event in record.events if isinstance(event, TextStreamed)] == ["hello"]
+    assert [event.text for event in shown if isinstance(event, TextStreamed)] == ["hello"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,3 +105,16 @@ def test_a_list_that_says_nothing_is_no_list(tmp_path: Path, lines: list[str], l
 
     assert caught.value.line == line
     assert read_definition(written(tmp_path, "description: d", "tools: []")).tools == ()
+
+
+def test_a_line_of_blanks_costs_like_any_other(tmp_path: Path) -> None:
+    """A definition in a repository cannot hold its reader up."""
+
+    def cpu_time(filling: str) -> float:
+        path = written(tmp_path, f"description: a{filling * 30_000}b")
+        begun = time.process_time()
+        assert read_definition(path).description.endswith("b")
+        return time.process_time() - begun
+
+    plain = min(cpu_time("x") for _ in range(3))
+    assert cpu_time(" ") < 100 * plain

@@ -371,3 +371,24 @@ async def test_a_tool_is_declared_by_its_name_whatever_its_type(
     assert (bash, read) == ("ran", "ran")
     assert "'web_search'" in search
     assert "Declared tools: bash, Read." in search
+
+
+async def test_what_nests_too_deeply_is_refused_as_argument_and_as_result(
+    sim: Simulator, parent: Parent, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The model reads why, and the fork goes on."""
+    deep: list[Any] = []
+    for _ in range(800):
+        deep = [deep]
+
+    async def nest(arguments: dict[str, Any]) -> ToolOutcome:
+        return ToolOutcome(content=[{"type": "text", "text": "x", "more": deep}])
+
+    directive = says("Work.", {"tools": [call("Bash", command=deep), call("Bash", command="ls")]}, {"text": "Done."})
+    params = fork(await parent.ask(), llm, directive, tool_dispatcher=FunctionTools({"Bash": nest}))
+    result = await (await forks.fork(params)).result()
+
+    assert result.ok
+    argument, answer = results_in(sim, 2)
+    assert "its arguments nest more than 100 levels deep. Pass them flat." in argument["content"]
+    assert "its result nests more than 100 levels deep" in answer["content"]
