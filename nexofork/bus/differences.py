@@ -28,7 +28,6 @@ _NEEDED = (
     "discard",
     "discard_new_per_subject",
     "allow_direct",
-    "deny_delete",
     "deny_purge",
     "allow_rollup_hdrs",
     "republish",

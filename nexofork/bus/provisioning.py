@@ -35,7 +35,7 @@ from nexofork.bus.failures import (
 )
 from nexofork.bus.jetstream import call
 from nexofork.errors import BusError
-from nexofork.wire.streams import CONSUMER, consumer_settings, inbox_stream, log_stream, stream_settings
+from nexofork.wire.streams import BLOBS, CONSUMER, consumer_settings, inbox_stream, log_stream, stream_settings
 from nexofork.wire.subjects import DEFAULT_POOL
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
 
-__all__ = ["Found", "Provisioned", "check_pool", "look", "provision"]
+__all__ = ["Found", "Provisioned", "check_pool", "look", "make_deletable", "provision"]
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,21 @@ async def provision(
         unlimited=tuple(work.unlimited),
         oversized=tuple(work.oversized),
     )
+
+
+async def make_deletable(
+    bus: Bus, *, pool: str = DEFAULT_POOL, replicas: int | None = None, max_bytes: int | None = None
+) -> None:
+    """Create a pool's log, inbox and blobs so that an admin can delete single messages; the rest is `provision`'s.
+
+    Raises:
+        CannotChange: A stream exists that does not allow it; JetStream never takes that back.
+        BusError: This role may not create streams, or NATS did not answer.
+    """
+    work = _Provisioner(bus, pool=pool, replicas=replicas, max_bytes=max_bytes, repair=False)
+    for wanted in stream_settings(pool, **({} if max_bytes is None else {"max_bytes": max_bytes})):
+        if wanted["name"] in (log_stream(pool), inbox_stream(pool), BLOBS):
+            await work.deletable(wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +231,16 @@ class _Provisioner:
             self.notes.append(note)
         if changes:
             await self._change(info, wanted, changes)
+
+    async def deletable(self, wanted: dict[str, Any]) -> None:
+        """Create a stream that allows single messages to be deleted, unless it is there and does."""
+        name = wanted["name"]
+        info = await self.info(f"STREAM.INFO.{name}", _NO_STREAM) or await self._create(
+            {**wanted, "deny_delete": False}
+        )
+        if info["config"].get("deny_delete"):
+            changed = {**info["config"], "deny_delete": False}
+            await self._do(f"STREAM.UPDATE.{name}", changed, f"stream {name} protects its messages from deletion")
 
     async def _change(self, info: Mapping[str, Any], wanted: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
         name, current = wanted["name"], info["config"]

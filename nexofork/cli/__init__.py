@@ -33,6 +33,7 @@ COMMANDS = {
     "explain": "Say why a request, or a run, did not read its parent's cache.",
     "attach": "Watch a run until it is over.",
     "abort": "End runs.",
+    "delete": "Delete what NATS stores of runs that are over (admin).",
     "message": "Say something to a running child.",
     "wake": "Continue a run that has ended.",
     "fetch": "Take the commits of finished runs into a repository.",

@@ -8,6 +8,7 @@ import click
 
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.failures import provision_command
+from nexofork.bus.provisioning import make_deletable
 from nexofork.bus.provisioning import provision as provision_pool
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
 from nexofork.cli.options import json_option, seconds, target_options
@@ -44,6 +45,11 @@ _LEAST_BYTES = 1 << 20
     is_flag=True,
     help="Also change what exists and is otherwise than the fleet needs, and limit streams that have no limit.",
 )
+@click.option(
+    "--deletable",
+    is_flag=True,
+    help="Make streams that allow `nexofork delete`; a stream that exists without it cannot be changed.",
+)
 @json_option
 @target_options
 def provision(*, as_json: bool, target: Target, **given: Any) -> None:
@@ -61,6 +67,8 @@ async def _provision(target: Target, given: dict[str, Any], *, as_json: bool) ->
     async with open_bus(settings) as bus:
         with patience("Making the streams"):
             applies = given.pop("apply")
+            if given.pop("deletable"):
+                await make_deletable(bus, pool=target.pool, replicas=given["replicas"], max_bytes=given["max_bytes"])
             done = await provision_pool(bus, pool=target.pool, repair=applies, **given)
     for note in done.notes:
         click.echo(f"Note: {note}. Runs that last longer lose what they need.", err=True)

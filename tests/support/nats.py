@@ -159,7 +159,7 @@ def run_accounts_server(
     tenants: tuple[str, ...] = ("default",),
     pools: tuple[str, ...] = ("fork",),
     change: Callable[[str], str] = str,
-    max_bytes: int = SMALL,
+    max_bytes: int | None = SMALL,
 ) -> Iterator[AccountsServer]:
     """A server with accounts for as long as the block; its streams were made by the admins.
 
@@ -168,7 +168,7 @@ def run_accounts_server(
         tenants: Whose accounts.
         pools: Of each tenant.
         change: What is done to the configuration before the server reads it.
-        max_bytes: The limit of each pool's log.
+        max_bytes: The limit of each pool's log; None makes no streams.
     """
     made = folder / "auth"
     create(made, Server(port=-1, monitor_port=-1, store=str(folder / "store")), tenants=tenants, pools=pools)
@@ -178,8 +178,9 @@ def run_accounts_server(
     # Included, so that the server reads the very file that commands change.
     with running(ServerProcess('include "../auth/nats-server.conf"', folder=folder / "server")) as process:
         server = AccountsServer(url=process.url, folder=made, process=process, tenants=tenants, pools=pools)
-        with ThreadPoolExecutor(1) as beside:  # whoever calls may have a loop of its own
-            beside.submit(asyncio.run, provision_as_admins(server, max_bytes=max_bytes)).result()
+        if max_bytes is not None:
+            with ThreadPoolExecutor(1) as thread:  # the caller may have a loop of its own
+                thread.submit(asyncio.run, provision_as_admins(server, max_bytes=max_bytes)).result()
         yield server
 
 

@@ -15,7 +15,7 @@ from nexofork.cli import run_command
 
 NEXOFORK = Path(sys.executable).with_name("nexofork")
 COMMANDS = [
-    *("demo", "fork", "estimate", "wait", "ps", "logs", "cost", "explain", "attach", "abort"),
+    *("demo", "fork", "estimate", "wait", "ps", "logs", "cost", "explain", "attach", "abort", "delete"),
     *("message", "wake", "fetch", "answer", "sidecar", "eval", "agents", "daemon", "config", "doctor", "serve"),
     *("provision", "auth", "simulate", "completion"),
 ]
