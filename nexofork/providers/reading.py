@@ -57,9 +57,9 @@ async def refusal_of(response: httpx2.Response) -> ProviderError | None:
             status=response.status_code,
             request_id=request_id_in(response),
         )
-    body = bytearray()
+    body = bytearray(response.content[:_ERROR_BYTES] if response.is_stream_consumed else b"")
     try:
-        if plain and not response.is_redirect:
+        if plain and not response.is_redirect and not response.is_stream_consumed:
             async for chunk in response.aiter_raw():
                 body += chunk[: _ERROR_BYTES - len(body)]
                 if len(body) >= _ERROR_BYTES:

@@ -40,7 +40,7 @@ _RUNNERS = _names(
     "x86_64 prlimit fakeroot unbuffer xvfb-run dbus-run-session dbus-launch systemd-run systemd-inhibit systemd-cat "
     "start-stop-daemon rlwrap proxychains proxychains4 torsocks firejail bwrap tini dumb-init gosu su-exec setpriv "
     "setuidgid envdir capsh chpst softlimit cgexec cpulimit perf hyperfine faketime eatmydata caffeinate fd fdfind "
-    "npx bunx pnpx entr run-parts choom uclampset setlock pgrphack envuidgid logsave chronic ifne ts "
+    "tar gtar npx bunx pnpx entr run-parts choom uclampset setlock pgrphack envuidgid logsave chronic ifne ts "
     "ld.so ld-linux.so.2 ld-linux-x86-64.so.2 ld-linux-aarch64.so.1 jobs"
 )
 """Programs that run the program named in their arguments."""

@@ -11,7 +11,7 @@ from nexofork import ForkStatus, ParentContext
 from nexofork.errors import ForkRefused
 from nexofork.wire import messages as wire
 from tests.acceptance.fleet.test_blobs import lose_blobs
-from tests.support.conversation import AGENT, call, says
+from tests.support.conversation import AGENT, call, declared, says
 from tests.support.fleet import open_fleet
 from tests.support.parents import results_in
 
@@ -86,6 +86,7 @@ async def test_what_the_parent_has_seen_travels_and_is_asked_for_again(
     seen[str(target)] = hashlib.sha256(b"old").hexdigest()
     edit = call("FileEdit", file_path=str(target), old_string="old", new_string="new")
     async with open_fleet((restartable.url,), sim=sim, nursery=nursery, folder=tmp_path) as fleet:
+        fleet.captured = await fleet.agent.ask(tools=declared("FileEdit"))
         params = await fleet.params(
             says("Work.", {"tools": [edit]}, {"text": "Done."}), parent_ctx=ParentContext(file_state=seen)
         )

@@ -11,7 +11,7 @@ import pytest
 from nexofork import AllOfFilter, AutoMemFilter, ForkStatus, ReadOnlyFilter
 from nexofork.bus.jetstream import store
 from nexofork.wire import messages as wire
-from tests.support.conversation import AGENT, BASH, call, says
+from tests.support.conversation import AGENT, BASH, call, declared, says
 from tests.support.parents import results_in
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ async def test_what_changes_in_the_folder_against_the_filter_is_reported(fleet: 
 async def test_an_answer_that_cannot_be_read_is_said_to_be(fleet: Fleet, memory: Path) -> None:
     """Whoever puts nonsense into the inbox gives the model an error it can read, and the run goes on."""
     await fleet.daemon()
-    snapshot = await fleet.agent.ask(tools=TOOLS)
+    snapshot = await fleet.agent.ask(tools=declared("Todo"))
     run_id = wire.new_run_id()
     request = wire.Requested(
         snapshot=wire.Payload(text=snapshot.body.decode()),

@@ -296,7 +296,7 @@ async def test_a_folder_that_may_not_be_entered_ends_the_run(fleet: Fleet, bare:
     locked = tmp_path / "locked"
     (locked / "inner").mkdir(parents=True)
     locked.chmod(0)
-    daemon = await fleet.daemon(obeys_modes=True)
+    daemon = await fleet.daemon(obeys_modes=True, shared_dirs=[str(tmp_path)])
     try:
         data = await plain_request(fleet, workspace={"kind": "path", "path": f"{locked}/inner"})
         await bare.request(events("locked", fleet.pool), json.dumps(data).encode(), timeout=10)
@@ -316,7 +316,8 @@ async def test_what_an_unknown_exception_says_stays_on_the_daemon(fleet: Fleet, 
     """The run ends as failed with the name of the exception; its words, which may quote anything, are not sent."""
     daemon = await fleet.daemon()
     await fleet.snapshot()
-    data = await plain_request(fleet, filters=[{"name": "automem", "args": ["/sk-secret\x00"]}])
+    memory = {"name": "automem", "args": ["/sk-secret\x00"]}
+    data = await plain_request(fleet, filters=[memory], parent_tools={"files": True})
 
     await bare.request(events("quoting", fleet.pool), json.dumps(data).encode(), timeout=10)
     result = await ended(fleet, "quoting")
