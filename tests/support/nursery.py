@@ -41,6 +41,7 @@ from tests.support.parents import QUICK
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.engine.dispatch import ToolCall
+    from nexofork.engine.tools.place import Place
 
 _PR_SET_PDEATHSIG = 1
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
@@ -52,6 +53,11 @@ class HeldTools(BuiltinTools):
     """The built-in tools, a read-only ``Look`` beside them, and a door in front of each call that names one."""
 
     names = (*BUILTIN_TOOLS, "Look")
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        if words := os.environ.get("NEXOFORK_TEST_DEFECT"):
+            raise ValueError(words)  # a defect that no code expects
 
     async def dispatch(self, call: ToolCall) -> ToolOutcome:
         """Wait for the file named by ``behind``, if any, then run the call."""

@@ -292,11 +292,11 @@ async def test_nothing_that_was_refused_was_asked_of_the_model(fleet: Fleet, bar
 
 
 async def test_a_folder_that_may_not_be_entered_ends_the_run(fleet: Fleet, bare: Client, tmp_path: Path) -> None:
-    """The log says why after one attempt, the daemon's own log has the traceback, and the daemon goes on."""
+    """The log says why after one attempt, and the daemon goes on."""
     locked = tmp_path / "locked"
     (locked / "inner").mkdir(parents=True)
     locked.chmod(0)
-    daemon = await fleet.daemon(obeys_modes=True, shared_dirs=[str(tmp_path)])
+    await fleet.daemon(obeys_modes=True, shared_dirs=[str(tmp_path)])
     try:
         data = await plain_request(fleet, workspace={"kind": "path", "path": f"{locked}/inner"})
         await bare.request(events("locked", fleet.pool), json.dumps(data).encode(), timeout=10)
@@ -305,27 +305,25 @@ async def test_a_folder_that_may_not_be_entered_ends_the_run(fleet: Fleet, bare:
     finally:
         locked.chmod(0o700)
 
-    assert (result.status, result.end, result.attempts) == (ForkStatus.FAILED, "PermissionError", 1)
-    assert f"Permission denied: '{locked}/inner'" in (result.error or "")
-    assert "Traceback" in daemon.log
+    assert (result.status, result.end, result.attempts) == (ForkStatus.REFUSED, "ForkRefused", 1), result.error
+    assert f"'{locked}/inner' cannot be opened on this host (Permission denied)" in (result.error or "")
     async with fleet.connect() as forks:
         assert (await (await forks.fork(await fleet.params("quince"))).result()).ok
 
 
 async def test_what_an_unknown_exception_says_stays_on_the_daemon(fleet: Fleet, bare: Client) -> None:
     """The run ends as failed with the name of the exception; its words, which may quote anything, are not sent."""
-    daemon = await fleet.daemon()
+    daemon = await fleet.daemon(env={"NEXOFORK_TEST_DEFECT": "sk-secret is not a number"})
     await fleet.snapshot()
-    memory = {"name": "automem", "args": ["/sk-secret\x00"]}
-    data = await plain_request(fleet, filters=[memory], parent_tools={"files": True})
+    data = await plain_request(fleet)
 
     await bare.request(events("quoting", fleet.pool), json.dumps(data).encode(), timeout=10)
     result = await ended(fleet, "quoting")
 
-    assert (result.status, result.end) == (ForkStatus.FAILED, "ValueError")
+    assert (result.status, result.end) == (ForkStatus.FAILED, "ValueError"), result.error
     assert f"Unexpected ValueError on daemon {daemon.name}" in (result.error or "")
-    assert "embedded null byte" in daemon.log
-    assert "embedded null byte" not in result.to_wire().decode()
+    assert "sk-secret is not a number" in daemon.log
+    assert "sk-secret" not in result.to_wire().decode()
 
 
 async def test_a_claim_that_fits_no_message_ends_the_run(fleet: Fleet, bare: Client) -> None:
