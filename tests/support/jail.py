@@ -146,6 +146,7 @@ _FILES = {
     "src/one.py": "def one():\n    return 1\n",
     "b,e;s,x,y/in.txt": "a folder with the name of a script\n",
     **dict.fromkeys(("-o", "-delete", "--output=w", "-exec", "-v", "--pre=evil", "--compress-program=evil"), "flag\n"),
+    **dict.fromkeys((f"{flag}s,.*,touch executed,e;s,x,x," for flag in ("--expression=", "-e=;")), "script\n"),
     "evil.awk": 'BEGIN { system("touch /tmp/work/executed") }\n',
     "w.sed": "w written\n",
 }

@@ -40,6 +40,7 @@ _DANGEROUS: dict[str, tuple[str, ...]] = {
     ),
     "sed": (
         *("-i d a.txt", "-n -i p a.txt", "-ni p a.txt", "-i.bak p a.txt", "--in-place p a.txt", "--in-pl p a.txt"),
+        *("--expression='s,'*',x,' a.txt", "'-e=;s,'*',x,' a.txt"),
         *("'w written' a.txt", "-n '1w written' a.txt", "'s/x/y/w written' a.txt", "'1e ./evil' a.txt", "e a.txt"),
         *("'s/.*/.\\/evil/e' a.txt", "-f w.sed a.txt", "--file=w.sed a.txt", "-s -n '/x/,/y/w written' a.txt"),
         *("'{p;w written\n}' a.txt", "-e p -e 'w written' a.txt", "-n 's/[/]/e/w x/p' a.txt", "'$!w written' a.txt"),

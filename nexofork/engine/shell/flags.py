@@ -23,6 +23,8 @@ Judge: TypeAlias = "Callable[[list[Word]], str | None]"
 """Says why a program may not run with these arguments, or None."""
 
 _NUMBER = re.compile(r"-\d+")
+_PATTERN = re.compile(r"--(?:glob|iglob|exclude|match|refs|branches|tags|remotes)=")
+"""Flags that take patterns. A wildcard in another may become the name of a file that is a script of sed."""
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ def read_arguments(program: str, rule: Rule, words: list[Word]) -> Arguments:
 
 
 def _flag(program: str, rule: Rule, word: Word, left: deque[Word], found: Arguments) -> None:
-    fixed = word.before_glob is None or "=" in word.before_glob or rule.tame
+    fixed = word.before_glob is None or rule.tame or _PATTERN.match(word.before_glob)
     if not fixed or (word.many and word.varies):
         raise Unreadable(f"A wildcard in the flag {word.text!r} of {program} is not allowed; quote it.")
     _refuse_variable(program, rule, word)

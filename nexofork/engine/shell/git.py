@@ -8,6 +8,7 @@ switch such programs on are refused here. The user's and the system's configurat
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ _LOG = replace(
     "glob exclude decorate-refs decorate-refs-exclude",
     long_optional=_DIFF_OPTIONAL + "decorate branches tags remotes pretty format notes",
 )
+_SIGNATURE = re.compile(r"%[-+ ]?G")
 _LIST = "contains no-contains merged no-merged sort format points-at"
 
 
@@ -253,7 +255,7 @@ def _signature_problem(words: list[Word]) -> str | None:
     before = ""
     for word in words:
         shown = "%(" in word.text or word.text.startswith("--sort") or before == "--sort"
-        if "%G" in word.text or (shown and "signature" in word.text):
+        if _SIGNATURE.search(word.text) or (shown and "signature" in word.text):
             return "A format that checks signatures runs another program; leave it out."
         before = word.text
     return None

@@ -9,6 +9,8 @@ from nexofork import Permissions
 from nexofork.engine.filters.kinds import deny_bash
 from nexofork.engine.permissions.judge import Judge
 from nexofork.engine.shell import classify
+from tests.support.jail import run_jailed
+from tests.support.sandboxes import needs_bubblewrap
 from tests.unit.engine.shell.scratch import listing, make, run
 from tests.unit.engine.shell.table import HARMFUL, HARMLESS
 
@@ -127,6 +129,16 @@ def test_the_name_of_a_folder_is_no_script(tmp_path: Path) -> None:
     verdict = classify(command)
 
     assert verdict.reason == "Write out what a flag of sed is given; $PWD, $HOME and ~ are for its operands."
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("flag", ["--expression=", "-e=;"])
+def test_the_name_of_a_file_is_no_script(tmp_path: Path, flag: str) -> None:
+    """A wildcard after ``=`` would have become the name of a file: a script that runs a program."""
+    command = f"sed '{flag}s,'*',x,' a.txt"
+
+    assert [one.what for one in run_jailed([command], tmp_path)] == ["changed /tmp/work, /tmp/work/executed"]
+    assert classify(command).reason is not None
 
 
 SIZE = 9_900
