@@ -13,14 +13,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nexofork.engine.shell import Unreadable, Word, readable
+from nexofork.engine.shell import SimpleCommand, Unreadable, Word, problem_of, readable
+from nexofork.engine.shell.flags import Rule
 from nexofork.engine.shell.programs import PROGRAMS
 from nexofork.engine.shell.sed import script_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from nexofork.engine.shell import SimpleCommand
 
 __all__ = ["MOST_STEPS", "Candidate", "Sight", "Steps", "TooMuch", "look_inside", "option_value", "rough_look"]
 
@@ -40,14 +39,29 @@ _RUNNERS = _names(
     "x86_64 prlimit fakeroot unbuffer xvfb-run dbus-run-session dbus-launch systemd-run systemd-inhibit systemd-cat "
     "start-stop-daemon rlwrap proxychains proxychains4 torsocks firejail bwrap tini dumb-init gosu su-exec setpriv "
     "setuidgid envdir capsh chpst softlimit cgexec cpulimit perf hyperfine faketime eatmydata caffeinate fd fdfind "
-    "tar gtar npx bunx pnpx entr run-parts choom uclampset setlock pgrphack envuidgid logsave chronic ifne ts "
-    "ld.so ld-linux.so.2 ld-linux-x86-64.so.2 ld-linux-aarch64.so.1 jobs"
+    "npx bunx pnpx entr run-parts choom uclampset setlock pgrphack envuidgid logsave chronic ifne ts "
+    "ld.so ld-linux.so.2 ld-linux-x86-64.so.2 ld-linux-aarch64.so.1 jobs sshpass proot fakechroot schroot runcon "
+    "aa-exec mpirun mpiexec srun cross-env cross-env-shell dotenv watchexec nodemon coreutils uutils dtach abduco "
+    "daemonize sem lckdo rr heaptrack memusage catchsegv"
 )
 """Programs that run the program named in their arguments."""
+_BY_OPTION = _names(
+    "rg tar sort split rsync scp sftp zip install less man cpio gcc g++ cc c++ clang ed ex vi vim nvim nc ncat"
+)
+"""Programs that run the program that an option names."""
+_CALLS = _names("system spawn popen qx execute shell shell-command .shell .system")
+"""Words of program texts after which a command stands."""
 _RUNNING = {
     **dict.fromkeys(("docker", "podman", "nerdctl"), ("run", "exec")),
     **dict.fromkeys(("poetry", "pipenv", "pdm", "hatch", "rye", "conda", "mamba", "micromamba"), ("run",)),
-    **dict.fromkeys(("bundle", "direnv", "mise", "asdf", "opam"), ("exec",)),
+    **dict.fromkeys(
+        ("pipx", "pixi", "doppler", "op", "dotenvx", "infisical", "railway", "foreman", "honcho"), ("run",)
+    ),
+    **dict.fromkeys(("volta", "devbox", "flatpak", "snap", "toolbox"), ("run",)),
+    **dict.fromkeys(("bundle", "direnv", "asdf", "opam", "pyenv", "rbenv", "fnm", "nvm"), ("exec",)),
+    **dict.fromkeys(("aws-vault", "chamber", "lerna", "nx"), ("exec",)),
+    **dict.fromkeys(("apptainer", "singularity"), ("exec", "run", "shell")),
+    "mise": ("exec", "x", "run"),
     **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), ("exec", "x", "dlx")),
     "uv": ("run", "tool"),
     "uvx": (),
@@ -63,7 +77,7 @@ _TEXTS = _names(
 """Programs that take a shell command as one argument."""
 _UNSEEN = _names(
     "su runuser script screen tmux at batch crontab expect newgrp hash enable fc bind unshare nsenter chroot ssh-agent"
-    " rsh mosh"
+    " rsh mosh socat"
 )
 """Programs that run what their arguments do not show: a shell of their own, a file, or a name bound to another."""
 _INERT = (
@@ -71,7 +85,17 @@ _INERT = (
     - _names("git find command sed python python3 node gcc make")
     - (_SHELLS | _RUNNERS | _TEXTS | _UNSEEN | frozenset(_RUNNING))
 )
-"""Programs that run none of their arguments."""
+"""Programs that run none of their arguments; those with flags that could, only where they just read."""
+_SETTING: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("read", "mapfile", "readarray", "let", "getopts"), ("",)),
+    **dict.fromkeys(("test", "["), ("-v", "-R")),
+    "printf": ("-v",),
+    "wait": ("-p",),
+}
+"""Commands of bash that set a variable or evaluate an index, with how an argument that does so begins.
+
+A variable can be the search path, and an index can hold a command.
+"""
 _KEYWORDS = _names("do then else elif if while until ! { time coproc function in case select for")
 _GIT_VALUE = _names("-C -c --git-dir --work-tree --namespace --super-prefix --config-env --attr-source")
 _GIT_ALONE = _names(
@@ -100,13 +124,17 @@ _GIT_KNOWN = _GIT_RUNS | _names(
 """Any other subcommand may be an alias."""
 _GIT_PROGRAM = re.compile(
     r"(?i)(alias|include|includeif|pager|filter|difftool|mergetool|credential|gpg|url|remote|submodule|sendemail|"
-    r"trailer|browser|man|tar|guitool)\.|core\.(ssh|editor|pager|hooks|fsmonitor|askpass|gitproxy|alternate|worktree)|"
+    r"trailer|browser|man|tar|guitool|protocol|lfs|imap|hook)\.|core\.(ssh|editor|pager|hooks|fsmonitor|askpass|gitproxy|alternate|worktree)|"
     r"sequence\.|diff\.|merge\.|interactive\.|init\.templatedir|uploadpack\.|receive\."
 )
 """Settings that name programs, or other files with settings."""
+_GIT_REMOTE = _names("fetch clone pull push ls-remote remote submodule archive fetch-pack send-pack")
+_GIT_HELPER = re.compile(r"[A-Za-z0-9]+::")
+"""A remote that a program is started for: ``ext::PROGRAM``."""
+_GIT_PAGER = re.compile(r"-(?:-op[a-z-]*=|[A-Za-z]*?O)(.*)", re.DOTALL)
 _FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
-_SEPARATORS = re.compile(r"[\n;&|()`{}<>]+")
+_SEPARATORS = re.compile(r"[\n;&|()`{}<>!]+")
 _BLANKS = re.compile(r"[\s,\[\]]+")
 _ESCAPED = re.compile(r"\$'[^'\\]*\\[^']*'")
 _ANY = "\0"
@@ -212,7 +240,7 @@ def rough_look(text: str, steps: Steps, *, runs: bool = False) -> list[Candidate
                 steps.take(8)
                 found.append(Candidate(words=[_guessed(rest), *words[at + 1 : at + 64]], inside=True, weak=not ran))
             name = _name(word)
-            if name in _RUNNERS or name in _SHELLS or name in _TEXTS:
+            if name in _RUNNERS or name in _SHELLS or name in _TEXTS or name in _CALLS:
                 ran = True
             elif not (name in _KEYWORDS or word.text[0] == "-" or _ASSIGNMENT.match(word.text)):
                 leads = False
@@ -305,9 +333,10 @@ class _Looker:
         """Take every argument for a command that the program may run."""
         name = _name(words[0])
         first = self._first_argument(words, name)
-        if name in _INERT or name in _SHELLS or first is None:
+        if name in _SHELLS or first is None or self._inert(words, name):
             return
-        runs = self._runs(words, name)
+        by_option = name in _BY_OPTION
+        runs = by_option or self._runs(words, name)
         grows = name in ("xargs", "gxargs", "parallel")
         if grows or name == "find":
             words = _with_blanks(words)
@@ -315,14 +344,29 @@ class _Looker:
         for at in range(first, len(words)):
             word = words[at]
             self._steps.take()
-            self.sight.candidates.append(Candidate(words=words, at=at, inside=True, weak=not runs, grows=grows))
-            if runs and not started and not _told(word) and _plain(word):
+            weak = not runs or (by_option and not word.literal)
+            self.sight.candidates.append(Candidate(words=words, at=at, inside=True, weak=weak, grows=grows))
+            if runs and not (by_option or started or _told(word)) and _plain(word):
                 self.sight.hide(_UNTOLD)
             started = started or _plain(word)
-            if runs and word.literal and self._program(words, at, depth=depth, grows=grows):
+            seen = word.literal and (not by_option or _name(word) in _SHELLS)
+            if runs and seen and self._program(words, at, depth=depth, grows=grows):
                 break
-            if word.literal and name != "git" and _holds_text(name, word.text):
-                self._rough(word.text, runs=runs)
+            if (
+                word.literal
+                and name != "git"
+                and (_holds_text(name, word.text) or (by_option and word.text[0:1] == "-"))
+            ):
+                self._rough(word.text, runs=runs or name == "sed")
+
+    def _inert(self, words: Sequence[Word], name: str) -> bool:
+        rule = PROGRAMS.get(name)
+        if name not in _INERT or rule is None or (isinstance(rule, Rule) and rule.tame):
+            return name in _INERT
+        self._steps.take(len(words))
+        if name == "rg":  # its flags cannot be shortened
+            return not any(word.text.startswith(("--pre", "--hostname-bin")) for word in words)
+        return problem_of(SimpleCommand(words=[Word(start=0, end=0, text=name), *words[1:]])) is None
 
     def _first_argument(self, words: Sequence[Word], name: str) -> int | None:
         """Return from which word on there may be another command; None where there is none."""
@@ -349,6 +393,8 @@ class _Looker:
         special = name in _SHELLS or name in _TEXTS or name in _RUNNERS or name in (".", "source")
         if grows and special and at:
             self.sight.hide(f"{name} runs what it reads from standard input.")
+        if name in _SETTING:
+            self._setting(name, words[at + 1 :])
         if name in _UNSEEN:
             self.sight.hide(f"What {name} runs cannot be seen.")
         if name in _SHELLS:
@@ -365,6 +411,12 @@ class _Looker:
         elif name == "git" or name.startswith("git-"):
             self._git(words, at, name)
         return False
+
+    def _setting(self, name: str, words: Sequence[Word]) -> None:
+        self._steps.take(len(words))
+        # To printf only its first argument can be an option.
+        if any(word.text.startswith(_SETTING[name]) for word in (words[:1] if name == "printf" else words)):
+            self.sight.hide(f"{name} sets a variable of the shell, or evaluates an index.")
 
     def _shell(self, words: Sequence[Word], at: int, *, depth: int) -> None:
         self._steps.take(4)
@@ -423,16 +475,18 @@ class _Looker:
         subcommand = self._subcommand(words, at)
         if subcommand and subcommand not in _GIT_KNOWN:
             self.sight.hide(f"git {subcommand[:40]} may be an alias.")
+        git = Word(start=0, end=0, text="git")
+        changes = subcommand == "config" and problem_of(SimpleCommand(words=[git, *words[at + 1 :]])) is not None
         for number, word in enumerate(words[at + 1 :], at + 1):
             self._steps.take()
-            pager = subcommand == "grep" and word.text.startswith(("-O", "--open"))
-            if (subcommand in _GIT_RUNS or pager) and word.literal:
-                for text in (word.text, *_attached(word.text)):
-                    if _BLANKS.search(text):
-                        self._rough(text, runs=True)
+            for text in _git_texts(subcommand, word.text):
+                self._rough(text, runs=True)
+            if subcommand in _GIT_REMOTE and _GIT_HELPER.match(word.text):
+                self.sight.hide("git starts a program for a remote of this form.")
             if word.text == subcommand:
                 continue
-            setting = words[number - 1].text in ("-c", "--config-env") or word.text.startswith(("-c", "--config-env="))
+            setting = changes or words[number - 1].text in ("-c", "--config-env")
+            setting = setting or word.text.startswith(("-c", "--config-env="))
             value = word.text.removeprefix("--config-env=").removeprefix("-c")
             if setting and _GIT_PROGRAM.match(value):
                 self.sight.hide(f"The setting {value.partition('=')[0][:40]} of git can name a program.")
@@ -448,6 +502,19 @@ class _Looker:
             else:
                 skip = option_value("git", word.text) is True
         return None
+
+
+def _git_texts(subcommand: str | None, text: str) -> list[str]:
+    """Return what of an argument git may run: all of it, or what is attached to an option."""
+    if subcommand == "grep":
+        found = _GIT_PAGER.match(text)
+        return [found[1]] if found else []
+    if subcommand not in _GIT_RUNS:
+        return []
+    attached = _attached(text)
+    if attached and "=" not in text:
+        attached += [text[3:], text[4:]]  # other letters may stand before the option's own
+    return [*attached, *([_GIT_HELPER.sub("", text, count=1)] if _BLANKS.search(text) else [])]
 
 
 def _with_blanks(words: Sequence[Word]) -> list[Word]:
