@@ -14,7 +14,7 @@ _SPACE = re.compile(r"[ \t]*")
 _SEPARATORS = re.compile(r"[ \t\n;]*")
 _ADDRESS = re.compile(r"\d+(?:~\d+)?|\$|[+~]\d+|/(?:[^/\\\n]|\\[^\n])*/I?")
 _SUBSTITUTION = re.compile(r"s([/|,#:@!%_+])((?:(?!\1)[^\\\n]|\\[^\n])*)\1(?:(?!\1)[^\\\n]|\\[^\n])*\1([gpIi0-9]*)")
-_BRACKETS = re.compile(r"\\.|\[\^?\]?(?:\[:[a-z]+:\]|[^\[\]])*\]")
+_BRACKETS = re.compile(r"\\.|\[\^?+\]?+(?:\[:[a-z]+:\]|[^\[\]])*\]")
 _PLAIN = "p=dDnNPgGhHxl"
 _QUIT = re.compile(r"[qQ][ \t]*\d*")
 
