@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from nexofork.engine.filters.kinds import READERS
-from nexofork.engine.permissions.rules import BASH, CONFIGURES, LONGEST_PATH, PATH_TOOLS, Rule, parse_rule, parse_rules
+from nexofork.engine.filters.paths import CONFIGURES
+from nexofork.engine.permissions.rules import BASH, LONGEST_PATH, PATH_TOOLS, Rule, parse_rule, parse_rules
 from nexofork.engine.permissions.wrappers import Sight, Steps, TooMuch, look_inside, rough_look
 from nexofork.engine.shell import READ_ONLY_ENVIRONMENT, Unreadable, problem_of, readable
 from nexofork.engine.shell.classify import LONGEST

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from nexofork.engine.filters.paths import CONFIGURES
 from nexofork.engine.permissions.wrappers import TooMuch, option_value
 from nexofork.engine.shell import redirections_problem
 from nexofork.errors import BadPermissions
@@ -32,8 +33,6 @@ __all__ = ["BASH", "PATH_TOOLS", "Rule", "parse_rule", "parse_rules"]
 
 BASH = "Bash"
 PATH_TOOLS = frozenset(("FileRead", "FileWrite", "FileEdit"))
-CONFIGURES = frozenset((".git", ".gitconfig"))
-"""Who may write there and run `git status` may run anything, so no wildcard reaches into them."""
 
 _RULE = re.compile(r"([A-Za-z0-9_.-]{1,128})(?:\((.*)\))?", re.DOTALL)
 _NOT_IN_WORDS = re.compile(r"""[;&|<>()$`"'\\\x00-\x1f\x7f]""")
@@ -112,6 +111,7 @@ class Rule:
         full = _absolute(self.pattern, cwd)
         if not _path_fits(full, path, steps):
             return False
+        # No wildcard reaches into what configures git.
         return all(part in full.split("/") for part in path.split("/") if part.casefold() in CONFIGURES)
 
     def may_mean_path(self, paths: Sequence[str], *, cwd: str, steps: Steps) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import pytest
 
 from nexofork.engine.shell import Unreadable, classify, readable
 from nexofork.engine.shell.programs import PROGRAMS
+from nexofork.engine.shell.sed import script_problem
 from tests.support.jail import Violation, run_jailed
 from tests.support.sandboxes import needs_bubblewrap
 from tests.support.shell_commands import ShellCommands, kinds_of_nodes, nodes_of
@@ -117,3 +119,31 @@ def test_a_judge_that_misses_arguments_is_caught(tmp_path: Path) -> None:
     found = violations(blind_to_arguments, [one for some in by_program.values() for one in some], tmp_path)
 
     assert {one.command.split(" ")[0] for one in found} >= wanted
+
+
+SED_PARTS = ("[", "]", "[]", "[^]", "[^", r"\[", r"\]", "[:alpha:]", "[[:alpha:]]", "e;", "w x", "a", r"\\", r"\/", "^")
+
+
+def sed_scripts(seed: int) -> Iterable[str]:
+    """Scripts of two commands with lists in their patterns, where delimiters may or may not be delimiters."""
+    draw = random.Random(seed)
+
+    def part() -> str:
+        return "".join(draw.choices(SED_PARTS, k=draw.randrange(3)))
+
+    while True:
+        yield f"s/{part()}/{part()}/;{draw.choice(('s/{}/{}/p', '/{}/,/{}/p')).format(part(), part())}"
+
+
+def test_sed_finds_nothing_to_run_in_what_only_prints() -> None:
+    """In its sandbox, sed refuses a script that would run a program or write a file, and says so."""
+    scripts = [script for script in islice(sed_scripts(5), 6_000) if script_problem(script) is None]
+    called = [("sed", "--sandbox", "-n", "-e", script) for script in dict.fromkeys(scripts)][:500]
+
+    with ThreadPoolExecutor(CORES) as pool:
+        said = list(
+            pool.map(lambda words: subprocess.run(words, input=b"", capture_output=True, check=False).stderr, called)
+        )
+
+    assert [words[-1] for words, told in zip(called, said, strict=True) if b"sandbox" in told] == []
+    assert len(called) == 500
