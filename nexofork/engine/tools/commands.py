@@ -23,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from nexofork.engine.filters.paths import remove_tree
+from nexofork.engine.sandbox.enclosure import open_filter
 from nexofork.engine.tools.fence import fenced
 from nexofork.engine.tools.threads import in_thread
 from nexofork.engine.tools.watching import Limits, Watch
@@ -135,10 +136,12 @@ async def run_command(
     with ExitStack() as ours:
         fence = ours.enter_context(fenced(limits))
         alive, told = (_Pipe(ours) for _ in range(2))
+        kept: tuple[int, ...] = ()
         if sandbox is not None:
-            argv, cwd = sandbox.command(argv, cwd=cwd, readable=readable, info_fd=told.writing), "/"
+            filters = ours.enter_context(open_filter())
+            argv = sandbox.command(argv, cwd=cwd, readable=readable, info_fd=told.writing, filter_fds=filters)
+            cwd, kept = "/", (told.writing, *filters, *sandbox.descriptors)
         environment = environment if environment is not None else minimal_environment(sandboxed=sandbox is not None)
-        kept = (told.writing, *sandbox.descriptors) if sandbox is not None else ()
         with ExitStack() as theirs:
             # Pipes of our own: a loop may use sockets instead, and then a command cannot open /dev/stderr.
             pipes = [_Pipe(theirs) for _ in sinks]
@@ -151,7 +154,7 @@ async def run_command(
                 cwd=cwd,
                 env=environment,
                 start_new_session=True,
-                pass_fds=(alive.reading, told.writing, *kept[1:]),
+                pass_fds=(alive.reading, *kept),
             )
             files = [os.fdopen(os.dup(pipe.reading), "rb", buffering=0) for pipe in pipes]
         running = _Running(process, limits, sandbox=sandbox, told=told.reading, fence=fence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -381,3 +382,60 @@ async def test_network_and_folders_are_the_operators_to_give(tmp_path: Path) -> 
 
     assert said.startswith(os.readlink("/proc/self/ns/net") + "\nhere")
     assert os.listdir(more) == ["tool"]
+
+
+KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}
+known_machine = pytest.mark.skipif(os.uname().machine not in KEYCTL, reason="no filter for this machine")
+SEARCH = """
+import ctypes
+kernel = ctypes.CDLL(None)
+session = ctypes.c_int(-3)
+print(kernel.syscall({keyctl}, 10, session, b"user", b"nexofork-test", 0))
+print(kernel.syscall({add_key}, b"user", b"left", b"x", ctypes.c_size_t(1), session))
+"""
+
+
+@known_machine
+async def test_the_daemons_keyring_is_out_of_reach(tmp_path: Path) -> None:
+    """A command neither finds a key that the daemon was started with nor leaves one for other runs."""
+    add_key, keyctl = KEYCTL[os.uname().machine]
+    kernel = ctypes.CDLL(None)
+    kernel.syscall(keyctl, 1, None)  # a keyring of this process's own
+    if kernel.syscall(add_key, b"user", b"nexofork-test", b"key", ctypes.c_size_t(3), ctypes.c_int(-3)) < 0:
+        pytest.skip("this kernel, or the container, has no keyrings")
+    async with boxed(tmp_path / "state") as hands:
+        await hands.good("FileWrite", file_path="search.py", content=SEARCH.format(add_key=add_key, keyctl=keyctl))
+        assert (await hands.good("Bash", command="python3 search.py")).split() == ["-1", "-1"]
+
+
+SET_UID = {
+    "chmod": "os.chmod('plain', 0o4755)",
+    "fchmod": "os.fchmod(os.open('plain', os.O_RDONLY), 0o6755)",
+    "open": "os.open('made', os.O_CREAT | os.O_WRONLY, 0o4755)",
+    "tmpfile": "os.link(f\"/proc/self/fd/{os.open('.', os.O_TMPFILE | os.O_WRONLY, 0o4755)}\", 'made')",
+    "mknod": "os.mknod('made', 0o104755)",
+}
+
+
+@known_machine
+@pytest.mark.parametrize("how", SET_UID)
+async def test_a_command_leaves_no_file_that_runs_as_the_daemons_user(tmp_path: Path, how: str) -> None:
+    """On the host its owner is the daemon's user, who may be root; other modes are given as always."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    script = f"import os\nos.umask(0)\nos.mknod('plain')\nos.chmod('plain', 0o1751)\n{SET_UID[how]}\n"
+    async with boxed(tmp_path / "state", Place(cwd=shared)) as hands:
+        await hands.good("FileWrite", file_path="try.py", content=script)
+        assert "PermissionError" in await hands.bad("Bash", command="python3 try.py")
+    assert stat.S_IMODE((shared / "plain").stat().st_mode) == 0o1751
+    assert not [path for path in shared.iterdir() if path.stat().st_mode & stat.S_ISUID]
+
+
+@known_machine
+async def test_a_command_cannot_reach_the_host_of_a_virtual_machine(tmp_path: Path) -> None:
+    """Sockets to it do not go through the network, so having no network does not stop them."""
+    opens = "python3 -c 'import socket; socket.socket(socket.AF_{0})' 2>/dev/null && echo {0}"
+    command = "; ".join([*map(opens.format, ("UNIX", "INET", "VSOCK", "PACKET")), "true"])
+    for network in (False, True):
+        async with boxed(tmp_path / "state", network=network) as hands:
+            assert (await hands.good("Bash", command=command)).split() == ["UNIX", "INET"]
