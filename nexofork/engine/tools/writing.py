@@ -200,7 +200,8 @@ def _keep_owner_and_mode(descriptor: int, status: os.stat_result) -> None:
     if (new.st_uid, new.st_gid) != (status.st_uid, status.st_gid):
         with suppress(PermissionError):
             os.fchown(descriptor, status.st_uid, status.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+    # Not the bits that have it run as its owner: they were given to what was in it before.
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
 
 
 def _sync_folder(folder: int) -> None:

@@ -357,6 +357,16 @@ async def test_an_edit_keeps_everything_else(hands: Hands) -> None:
     assert path.stat().st_mode & 0o7777 == 0o751
 
 
+async def test_a_changed_file_does_not_run_as_its_owner(hands: Hands) -> None:
+    """Set-user-ID and set-group-ID were given to what was in it before."""
+    path = hands.folder / "tool"
+    path.write_text("one\n")
+    path.chmod(0o6755)
+    await hands.good("FileRead", file_path="tool")
+    await hands.good("FileEdit", file_path="tool", old_string="one", new_string="two")
+    assert path.stat().st_mode & 0o7777 == 0o755
+
+
 async def test_replacing_everywhere_says_how_often(hands: Hands) -> None:
     """And where it begins."""
     (hands.folder / "a.txt").write_text("a\nb\nb b\n")
