@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from nexofork.engine.sandbox.bubblewrap import Bubblewrap
 from nexofork.engine.sandbox.checking import check_sandbox
 from nexofork.engine.sandbox.folders import SharedFolders, daemon_folder
-from nexofork.engine.sandbox.system import kernel_files
+from nexofork.engine.sandbox.system import kernel_files, system_mounts
 from nexofork.engine.sandbox.view import Mount, View, parent_aliases, within
 from nexofork.engine.tools.fence import delegated
 from nexofork.engine.tools.watching import Limits
@@ -113,6 +113,7 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
         yield NoSandbox(limits=settings.limits)
         return
     program = find_bubblewrap()
+    _refuse_seen(settings.state_dir)
     hidden = _hidden(settings)
     read = _readable(settings, hidden)
     with daemon_folder(settings.state_dir) as folder:
@@ -148,6 +149,17 @@ def find_bubblewrap() -> str:
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed", fix=INSTALL)
     return program
+
+
+def _refuse_seen(state_dir: Path) -> None:
+    """Refuse a state directory among the programs, where every run could read what the others do."""
+    state = os.path.realpath(state_dir)
+    for mount in system_mounts():
+        if within(state, mount.outside):
+            raise SandboxUnavailable(
+                f"the state directory {state} is in {mount.outside}, which every command sees",
+                fix="Give another one with --state-dir.",
+            )
 
 
 def _hidden(settings: SandboxSettings) -> tuple[str, ...]:

@@ -107,6 +107,15 @@ async def test_a_folder_that_shows_too_much_cannot_be_given(tmp_path: Path, read
 
 
 @needs_bubblewrap
+@pytest.mark.parametrize("folder", ["/usr/local/nexofork-test", "/bin/nexofork-test", "/tmp/../usr"])
+async def test_a_state_directory_that_every_command_sees_is_refused(tmp_path: Path, folder: str) -> None:
+    """Runs could read each other's files in it."""
+    with pytest.raises(SandboxUnavailable, match=r"which every command sees.* --state-dir"):
+        async with open_sandbox(SandboxSettings(state_dir=tmp_path / folder)):
+            pass
+
+
+@needs_bubblewrap
 async def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """With the option to give another."""
     (tmp_path / "file").touch()
