@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nexofork.engine.filters.paths import remove_tree
+from nexofork.engine.sandbox.meter import disk_usage
 from nexofork.errors import ForkRefused, NexoforkError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
-__all__ = ["DiskLimits", "OutOfRoom", "StateFolder", "size_of"]
+__all__ = ["DiskLimits", "OutOfRoom", "StateFolder"]
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ class StateFolder:
             OutOfRoom: It has, or the disk is nearly full.
         """
         limits = self.limits
-        size = self._sizes[folder] = await asyncio.to_thread(size_of, folder)
+        size = self._sizes[folder] = await asyncio.to_thread(disk_usage, [folder])
         if size > limits.workspace_bytes:
             raise OutOfRoom(
                 f"The workspace has grown to {_mb(size)} and one may have {_mb(limits.workspace_bytes)} on this "
@@ -209,7 +210,7 @@ class StateFolder:
 
     def _trim_bases(self) -> None:
         bases = [self.root / "bases" / entry.name for entry in os.scandir(self.root / "bases") if entry.is_dir()]
-        sizes = {folder: size_of(folder) for folder in bases}
+        sizes = {folder: disk_usage([folder]) for folder in bases}
         total = sum(sizes.values())
         for folder in sorted(bases, key=_used_at):
             if total <= self.limits.bases_bytes:
@@ -229,21 +230,6 @@ class StateFolder:
                 folder.mkdir(mode=0o700)
                 return folder, lock
             number += 1
-
-
-def size_of(folder: Path) -> int:
-    """Return what a folder takes on disk; what disappears meanwhile does not count."""
-    total = 0
-    waiting = [os.fspath(folder)]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total
 
 
 def _lock(folder: Path) -> int | None:

@@ -15,16 +15,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from nexofork.engine.tools.watching import Watch
 
-__all__ = ["DiskMeter"]
+__all__ = ["DiskMeter", "disk_usage"]
 
 _LEAST_BYTES = 1024 * 1024
 _COUNT_EVERY_S = 2.0
 _COUNT_SHARE = 20
 _LONG = 2048
+_LEAST_FILE_BYTES = 4096
+"""What a file counts at least: a file system has room for so many only, and an empty one takes no block."""
 _UNCOUNTABLE = 1 << 62
 
 
@@ -69,7 +72,7 @@ class DiskMeter:
     def _count(self) -> int:
         begun = time.monotonic()
         self._free = self._free_now()
-        size = _size(self._folders)
+        size = disk_usage(self._folders)
         took = time.monotonic() - begun
         self._due = time.monotonic() + max(_COUNT_EVERY_S, _COUNT_SHARE * took)
         return size
@@ -85,11 +88,11 @@ class DiskMeter:
         return free
 
 
-def _size(folders: Sequence[str]) -> int:
+def disk_usage(folders: Iterable[str | Path]) -> int:
     """Return how many bytes folders take on the disk; what is in several of them, or has several names, counts once."""
     seen: set[tuple[int, int]] = set()
     try:
-        return sum(_size_below(folder, seen) for folder in folders)
+        return sum(_size_below(os.fspath(folder), seen) for folder in folders)
     except RecursionError:
         return _UNCOUNTABLE
 
@@ -121,7 +124,7 @@ def _size_of(entry: os.DirEntry[str], seen: set[tuple[int, int]], todo: list[str
         seen.add((found.st_dev, found.st_ino))
     if entry.is_dir(follow_symlinks=False):
         todo.append(entry.path)
-    return found.st_blocks * 512
+    return max(found.st_blocks * 512, _LEAST_FILE_BYTES)
 
 
 def _size_apart(folder: str, seen: set[tuple[int, int]]) -> int:

@@ -248,6 +248,15 @@ async def test_a_full_scratch_is_an_error(tmp_path: Path, folder: str) -> None:
         )
 
 
+@pytest.mark.parametrize("make", ["os.close(os.open(name, os.O_CREAT))", "os.symlink('x', name)"])
+async def test_files_without_content_count(tmp_path: Path, make: str) -> None:
+    """They take no block, but a file system has room for so many files only."""
+    script = f"import os, time\nfor name in map(str, range(20_000)):\n    {make}\ntime.sleep(100)\n"
+    async with boxed(tmp_path / "state", disk_bytes=32 * MB) as hands:
+        await hands.good("FileWrite", file_path="fill.py", content=script)
+        assert "[killed: its files grew by more than" in await hands.bad("Bash", command="python3 fill.py")
+
+
 async def test_what_a_workspace_held_before_does_not_count(tmp_path: Path) -> None:
     """Only what the run adds does."""
     workspace = tmp_path / "workspace"
