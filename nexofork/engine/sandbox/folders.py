@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nexofork.engine.sandbox.system import kernel_files
 from nexofork.engine.sandbox.view import plain_path, within
 from nexofork.errors import ForkRefused, SandboxUnavailable
 
@@ -21,16 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = ["REMOVE", "SharedFolders", "daemon_folder", "run_folder"]
-
-_KERNEL = frozenset(
-    (
-        *("binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cpuset", "debugfs", "devpts", "devtmpfs"),
-        *("efivarfs", "functionfs", "fusectl", "hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "resctrl"),
-        *("rpc_pipefs", "securityfs", "selinuxfs", "smackfs", "sysfs", "tracefs", "usbfs", "xenfs"),
-    )
-)
-"""File systems that show the kernel, its devices or other processes."""
-_KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 REMOVE = ("/bin/bash", "-c", 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }', "bash")
 """Removes a folder, however deep and whatever its modes."""
@@ -72,7 +63,11 @@ class SharedFolders:
                 os.close(descriptor)
                 descriptor = inner
             self._refuse_own(real)
-            _refuse_kernel(real, descriptor)
+            if (kernels := kernel_files(real, descriptor)) is not None:
+                raise ForkRefused(
+                    f"A run cannot work in {real}: {kernels} holds files of the kernel. "
+                    "Its operator can share another folder with --shared-dir."
+                )
             yield Path(real), descriptor
         finally:
             os.close(descriptor)
@@ -113,25 +108,6 @@ def _next(folder: int, name: str, path: str) -> int:
         raise
     except OSError as exc:
         raise ForkRefused(f"The folder {path!r} cannot be opened on this host ({exc.strerror}).") from exc
-
-
-def _refuse_kernel(path: str, descriptor: int) -> None:
-    """Refuse a folder of a file system of the kernel's, and one that has such a file system in it."""
-    facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-    mount = next(line.split()[1] for line in facts.splitlines() if line.startswith("mnt_id:"))
-    kinds = []
-    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
-        fields, _, rest = line.partition(" - ")
-        number, _, _, _, point = fields.split()[:5]
-        point = os.fsdecode(os.fsencode(point).decode("unicode_escape").encode("latin-1"))  # a space is \\040
-        if number == mount or within(point, path):
-            kinds.append(rest.split()[0])
-    bad = next((kind for kind in kinds if kind in _KERNEL), None)
-    if bad or any(within(path, folder) for folder in _KERNEL_FOLDERS):
-        raise ForkRefused(
-            f"A run cannot work in {path}: it is, or holds, a file system of the kernel ({bad or 'devices'}). "
-            "Its operator can share another folder with --shared-dir."
-        )
 
 
 @contextmanager

@@ -60,11 +60,14 @@ _ETC = (
 )
 _KERNEL = frozenset(
     (
-        *("binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
-        *("fusectl", "mqueue", "nfsd", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs"),
+        *("binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cpuset", "debugfs", "devpts", "devtmpfs"),
+        *("efivarfs", "functionfs", "fusectl", "hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "resctrl"),
+        *("rpc_pipefs", "securityfs", "selinuxfs", "smackfs", "sysfs", "tracefs", "usbfs", "xenfs"),
     )
 )
-"""File systems in which a file is a part of the kernel or a device."""
+"""File systems that show the kernel, its devices or other processes."""
+_KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
+"""Theirs whatever is mounted there: in a container ``/dev`` is an ordinary file system with devices in it."""
 _PASSWD = f"fork:x:{UID}:{GID}::/tmp:/bin/bash\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
 _GROUP = f"fork:x:{GID}:\nnogroup:x:65534:\n"
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
@@ -80,20 +83,28 @@ def system_links() -> dict[str, str]:
     return {path: os.readlink(path) for path in _FOLDERS if os.path.islink(path)}
 
 
-def kernel_files(path: str) -> str | None:
+def kernel_files(path: str, descriptor: int | None = None) -> str | None:
     """Return where the kernel's own files are in a folder, or around it: a command must not reach them by such a mount.
 
     Args:
         path: A folder of the host's, canonical.
+        descriptor: The folder where it is open: then it counts where that is mounted, even if the path leads elsewhere.
     """
-    mounts: dict[str, str] = {}
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+    numbers: dict[int, str] = {}
+    kinds: dict[str, str] = {}
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).rstrip("\n").split("\n"):
         before, _, after = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), before.split()[4])
-        mounts[point] = after.split()[0]  # of several mounts at one place the last one is seen
-    nearest = max((point for point in mounts if within(path, point)), key=len, default="/")
-    around = [nearest, *(point for point in mounts if within(point, path))]
-    return next((point for point in around if mounts.get(point) in _KERNEL), None)
+        fields = before.split(" ")  # other spaces may be in a name
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        numbers[int(fields[0])] = point
+        kinds[point] = after.split()[0]  # of several mounts at one place the last one is seen
+    nearest = max((point for point in kinds if within(path, point)), key=len, default="/")
+    if descriptor is not None:
+        facts = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines())
+        nearest = numbers.get(int(facts["mnt_id"]), nearest)
+    around = [nearest, *(point for point in kinds if within(point, path))]
+    named = (folder for folder in _KERNEL_FOLDERS if within(path, folder) and not within(path, "/dev/shm"))
+    return next(named, None) or next((point for point in around if kinds.get(point) in _KERNEL), None)
 
 
 def copy_etc(folder: Path, *, network: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,38 @@ async def test_a_folder_that_shows_too_much_cannot_be_given(tmp_path: Path, read
     with pytest.raises(SandboxUnavailable, match=words):
         async with open_sandbox(SandboxSettings(state_dir=tmp_path / "state", read=(tmp_path / read,))):
             pass
+
+
+WITH_MOUNTS = """
+set -e
+mount -t tmpfs none "$1"
+mkdir "$1/devices" "$1/$2"
+mount -t proc none "$1/$2"
+mount -t tmpfs none /dev
+shift 2
+exec "$@"
+"""
+LOOK = """
+import subprocess
+import sys
+from nexofork.engine.sandbox.system import kernel_files
+for folder in sys.argv[1:]:
+    print(ascii(kernel_files(folder)))
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    reason="this user may not mount",
+)
+def test_the_kernels_files_are_found_whatever_a_mount_is_called(tmp_path: Path) -> None:
+    """A name may have other spaces and line ends in it; ``/dev`` may be an ordinary file system, as in containers."""
+    name = "a\u00a0b\u2028c d"
+    asked = (str(tmp_path), str(tmp_path / name / "self"), str(tmp_path / "devices"), "/dev/input", "/dev/shm/x")
+    shell = ("unshare", "--mount", "bash", "-c", WITH_MOUNTS, "bash", str(tmp_path), name)
+    shown = subprocess.run([*shell, sys.executable, "-c", LOOK, *asked], capture_output=True, text=True, check=True)
+    found = ascii(str(tmp_path / name))
+    assert shown.stdout.splitlines() == [found, found, "None", "'/dev'", "None"]
 
 
 @needs_bubblewrap
