@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from nexofork.core.usage import Usage
 from nexofork.errors import BadMessage
@@ -41,7 +41,12 @@ Outcome: TypeAlias = Literal["confirmed", "unconfirmed", "failed"]
 MOST_TOKENS = 10**12
 """No call has more; a count above it is a mistake, and would make sums that no number can hold."""
 _TEXT = 200
+_MOST_CALLS = 1_000
+"""In one message; daemons put 500 into one."""
+_SHARED_BYTES = 32 << 10
+"""What calls have in common is repeated for each of them, so a reader takes no more of it than daemons write."""
 _Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+_Text: TypeAlias = Annotated[str, Field(max_length=_TEXT)]
 
 
 class BookedCall(BaseModel):
@@ -51,7 +56,7 @@ class BookedCall(BaseModel):
 
     at: float = Field(ge=0, le=1e11)
     """Unix time it was sent at, or was about to be."""
-    run_id: str
+    run_id: _Text
     """Whose call it is."""
     epoch: int = Field(default=1, ge=1)
     """With run, turn and attempt, the call's name."""
@@ -59,30 +64,30 @@ class BookedCall(BaseModel):
     """0 for a pre-warm."""
     attempt: int = Field(default=1, ge=1)
     """Which attempt of the turn's call."""
-    model: str = ""
+    model: _Text = ""
     """What was called."""
     outcome: Outcome = "confirmed"
     """`failed` was refused and billed nothing; `unconfirmed` was cut off, or its daemon was lost."""
     billed: tuple[_Count, _Count, _Count, _Count, _Count] | None = None
     """Tokens: fresh, read, written for five minutes, written for an hour, output. None where nothing is known."""
-    message_id: str = ""
-    error: str = ""
+    message_id: _Text = ""
+    error: _Text = ""
     """What came of it, where it was no answer."""
-    prefix: str = ""
+    prefix: _Text = ""
     """Names the prefix that the call's siblings share."""
     warm_tokens: _Count = 0
     """How much of that prefix was in the cache before the call, as far as the daemon knew."""
     ttl: Literal["5m", "1h"] = "5m"
     """How long what it wrote lives."""
-    label: str = ""
+    label: _Text = ""
     """The fork's."""
-    group: str | None = None
+    group: _Text | None = None
     """The fork's."""
-    parent: str = ""
+    parent: _Text = ""
     """Who asked for it."""
-    host: str = ""
+    host: _Text = ""
     """The daemon that made it; on the wire, the one that books unless said."""
-    pool: str = DEFAULT_POOL
+    pool: _Text = DEFAULT_POOL
     """Where it ran."""
 
     @property
@@ -110,7 +115,7 @@ class BookedCalls(Message):
     daemon: Daemon
     shared: dict[str, Any] = Field(default_factory=dict)
     """Fields of a call that all of them have in common."""
-    calls: list[dict[str, Any]] = Field(default_factory=list)
+    calls: list[dict[str, Any]] = Field(default_factory=list, max_length=_MOST_CALLS)
     """The rest of each."""
 
 
@@ -169,15 +174,17 @@ def decode_calls(data: bytes) -> tuple[Daemon, list[BookedCall]]:
     """
     try:
         message = BookedCalls.model_validate_json(data)
-    except (ValidationError, RecursionError) as exc:
+        shared = {"host": cut_text(message.daemon.name), **message.shared}
+        shared_bytes = len(json.dumps(shared))
+    except (ValueError, RecursionError) as exc:
         raise BadMessage("is not a message of the ledger", fix="See docs/protocol.md.") from exc
+    if shared_bytes > _SHARED_BYTES:
+        raise BadMessage(f"has {shared_bytes} bytes in common for each call", fix="See docs/protocol.md.")
     found = []
     for call in message.calls:
         try:
             # As JSON, where an array is a tuple.
-            found.append(
-                BookedCall.model_validate_json(json.dumps({"host": message.daemon.name, **message.shared, **call}))
-            )
-        except (ValidationError, ValueError):
+            found.append(BookedCall.model_validate_json(json.dumps({**shared, **call})))
+        except ValueError:
             continue
     return message.daemon, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,44 @@ def test_a_call_that_cannot_be_read_leaves_the_others() -> None:
     for noise in (b"", b"[]", b"\xff", b'{"kind":"calls"}', b'{"kind":"call","daemon":{}}'):
         with pytest.raises(BadMessage):
             decode_calls(noise)
+
+
+@pytest.mark.parametrize("text", ["label", "host", "unknown"])
+def test_what_calls_have_in_common_is_not_repeated_without_bound(text: str) -> None:
+    """One message of a megabyte would take gigabytes to read."""
+    shared = {"at": 1, "run_id": "a", text: "x" * 500_000}
+    data = json.dumps({"kind": "calls", "daemon": {}, "shared": shared, "calls": [{}] * 900}).encode()
+
+    with pytest.raises(BadMessage, match="in common"):
+        decode_calls(data)
+
+
+def test_a_daemons_long_name_is_cut_before_it_is_repeated() -> None:
+    """It stands for the host of each call."""
+    message = {"kind": "calls", "daemon": {"name": "x" * 500_000}, "shared": {"at": 1, "run_id": "a"}, "calls": [{}]}
+
+    [call] = decode_calls(json.dumps(message).encode())[1]
+
+    assert len(call.host) == 200
+
+
+def test_a_message_has_no_more_calls_than_daemons_put_into_one() -> None:
+    """A megabyte of empty objects would be hundreds of thousands of calls."""
+    message = {"kind": "calls", "daemon": {}, "shared": {"at": 1, "run_id": "a"}, "calls": [{}] * 100_000}
+
+    with pytest.raises(BadMessage):
+        decode_calls(json.dumps(message).encode())
+
+
+def test_a_number_that_python_does_not_print_makes_no_crash() -> None:
+    """Whether it stands in one call or in what all have in common."""
+    huge = "9" * 5_000
+    for data in (
+        f'{{"kind":"calls","daemon":{{}},"shared":{{"x":{huge}}},"calls":[{{}}]}}',
+        f'{{"kind":"calls","daemon":{{}},"shared":{{}},"calls":[{{"x":{huge}}}]}}',
+    ):
+        with suppress(BadMessage):
+            assert decode_calls(data.encode())[1] == []
 
 
 def test_booking_takes_whatever_a_server_or_a_parent_made_up() -> None:
