@@ -20,6 +20,7 @@ from nexofork.bus.clock import ServerClock
 from nexofork.bus.failures import WrongTip
 from nexofork.bus.jetstream import expect_last, store
 from nexofork.bus.reading import last_of
+from nexofork.core.markers import TTL_S
 from nexofork.errors import BusError
 from nexofork.wire.messages import Warming, encode
 from nexofork.wire.streams import WARM
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _RENEW_S = 1.0
 _SILENT_S = 3.0
+_LONGEST_S = max(TTL_S.values()) + 600.0
+"""The longest that a prefix can stay warm; clocks may differ by minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,10 +224,16 @@ class FleetWarmth:
         stored = await last_of(self._bus, WARM, warm(key))
         if stored is None:
             return Warming(state="cold"), 0
+        # Garbage is written over.
+        return self._decoded(stored.data) or Warming(state="cold"), stored.seq
+
+    def _decoded(self, data: bytes) -> Warming | None:
+        """Return what a message says, or None where it cannot be read or be true: no entry lives that long."""
         try:
-            return Warming.model_validate_json(stored.data), stored.seq
+            record = Warming.model_validate_json(data)
         except ValidationError:
-            return Warming(state="cold"), stored.seq  # garbage is written over
+            return None
+        return record if record.until <= self.clock.now() + _LONGEST_S else None
 
     async def _write(
         self,
@@ -256,12 +265,10 @@ class FleetWarmth:
         key = msg.subject.rpartition(".")[2]
         for news in self._news.get(key, ()):
             news.set()
-        try:
-            record = Warming.model_validate_json(msg.data)
-        except ValidationError:
+        record = self._decoded(msg.data)
+        if record is None or record.state != "warm":
             return
-        left_s = record.until - self.clock.now()
-        if record.state == "warm" and left_s > 0:
+        if (left_s := record.until - self.clock.now()) > 0:
             self._told(key, left_s, record.cached)
 
     def _wake_all(self) -> None:

@@ -178,6 +178,27 @@ async def test_garbage_is_written_over(nats_server: EmbeddedServer, bus: Bus) ->
         assert (await ask(board, key)).leads
 
 
+@pytest.mark.parametrize("until_s", [2 * 3600.0, 1e300])
+async def test_warmth_beyond_what_a_cache_keeps_is_written_over(
+    nats_server: EmbeddedServer, bus: Bus, until_s: float
+) -> None:
+    """No entry lives longer than an hour; one that says so would make daemons pay for writes for ever."""
+    key = secrets.token_hex(8)
+    await store(bus, warm(key), encode(Warming(state="warm", by="liar", until=time.time() + until_s)))
+    async with boards(nats_server, 2) as (board, other):
+        told: list[str] = []
+        other.listen(lambda name, _for_s, _cached: told.append(name))
+        standing = await ask(board, key)
+        assert standing.leads
+        await store(bus, warm(key), encode(Warming(state="warm", by="liar", until=time.time() + until_s)))
+        await store(bus, warm(f"{key}-true"), encode(Warming(state="warm", by="d", until=time.time() + 300)))
+        async with asyncio.timeout(PATIENCE_S):
+            while f"{key}-true" not in told:  # noqa: ASYNC110 - it is told by a callback
+                await asyncio.sleep(0.01)
+
+    assert key not in told
+
+
 async def test_expired_warmth_is_cold(nats_server: EmbeddedServer, bus: Bus) -> None:
     """After the entry's time the next one leads."""
     key = secrets.token_hex(8)
