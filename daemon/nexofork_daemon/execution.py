@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nexofork.bus.failures import MissingBlob, RunAborted
-from nexofork.bus.reading import first_of, last_direct, last_of, last_of_many, stored_at
+from nexofork.bus.reading import first_few, first_of, last_direct, last_of, last_of_many, stored_at
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.abort import Abort, AbortReason, AbortToken
 from nexofork.engine.ledger import CallOwner
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 __all__ = ["Execution"]
 
 log = logging.getLogger(__name__)
+
+_ABORT_LEASES = 8
+"""How many leases after an abort a run is ended by a daemon that does not have it."""
 
 
 class Execution:
@@ -113,12 +116,39 @@ class Execution:
                 await self._refuse_poison(exc)
             return
         if isinstance(request, AbortEvent):
-            # It is on the log, which whoever runs or claims the run reads.
-            await self._delivery.ack()
+            await self._see_to_abort(request)
         else:
             add_facts(parent=request.parent.id or request.parent.host or "")
             self._request = request
             await self._claim_and_run(request)
+
+    async def _see_to_abort(self, abort: AbortEvent) -> None:
+        """Make sure that an aborted run ends, although no daemon may have its request any more.
+
+        The daemon that runs or claims it reads the abort on the log. If none has reported an end after a while, the
+        request was acknowledged by a daemon that does not work on it, and this one reports the end.
+        """
+        bus, settings = self._host.bus, self._host.settings
+        first = await first_few(bus, log_stream(settings.pool), events(self.run_id, settings.pool), 2)
+        requests = [event for one in first[:1] if isinstance(event := read_event(one.data), Requested)]
+        if not requests or first[-1].seq != self.seq or await self._has_final():
+            await self._delivery.ack()
+            return
+        if self._host.clock.now() - self._delivery.stored_at < _ABORT_LEASES * settings.lease_s:
+            self.left = True
+            await self._delivery.release(delay_s=settings.lease_s)
+            return
+        log.warning("run %s: it was aborted and no daemon has ended it", self.run_id)
+        self._request = requests[0]
+        self.token.abort(AbortReason.PARENT, abort.note)
+        entries = await self._log.entries()
+        epoch = max((getattr(entry.message, "epoch", 0) for entry in entries), default=0)
+        journal = LogJournal(self._log, self._host.blobs, self.token, epoch=epoch + 1, seq=entries[-1].seq)
+        await self._report(journal, self._aborted(requests[0]))
+        await self._delivery.ack()
+
+    async def _has_final(self) -> bool:
+        return any(isinstance(entry.message, Final) for entry in await self._log.entries())
 
     async def _break_off(self, problem: Exception) -> None:
         """End a run that raised something unexpected here; the next daemon would fare no better.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import AbortToken, ForkStatus, PathWorkspace
+from nexofork.bus.pickup import Delivery, Pickup
 from nexofork.client.run_listing import list_runs
 from nexofork.engine.abort import AbortReason
 from nexofork.errors import BadMessage
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nexofork import ForkResult
+    from nexofork.bus.embedded import EmbeddedServer
     from nexofork.simulator import Simulator
     from tests.support.fleet import Fleet, Nursery, RestartableServer
 
@@ -357,3 +359,32 @@ async def test_an_abort_that_other_events_follow_still_reaches_the_child(fleet: 
 
         assert says_why(await handle.result(), "hidden")
         await fleet.sim.closed_early(1)
+
+
+@pytest.mark.parametrize("claimed_for", [None, 10**6])
+async def test_an_abort_ends_a_run_whose_request_is_gone_from_the_queue(
+    nats_server: EmbeddedServer, sim: Simulator, nursery: Nursery, tmp_path: Path, claimed_for: int | None
+) -> None:
+    """A daemon claimed it and acknowledged the request, or had others do so, and is not there any more."""
+    async with (
+        open_fleet((nats_server.url,), sim=sim, nursery=nursery, folder=tmp_path, lease_s=0.5) as fleet,
+        fleet.connect() as forks,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        handle = await forks.fork(await fleet.params("rowan"))
+        claim = wire.Claimed(epoch=1, daemon=wire.Daemon(instance="gone", name="gone"), request=claimed_for)
+        await fleet.log(handle.run_id).append(claim, after=(await fleet.entries(handle.run_id))[-1].seq)
+        if claimed_for is None:
+            taken: asyncio.Queue[Delivery] = asyncio.Queue()
+            stop = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                pickup = Pickup(fleet.bus, pool=fleet.pool, free_slots=lambda: 1, deliver=taken.put_nowait)
+                tasks.create_task(pickup.run(stop))
+                await (await taken.get()).ack()
+                stop.set()
+        await handle.abort("never mind")
+        await fleet.daemon()
+
+        assert says_why(await handle.result(), "never mind")
+        assert [final.status for final in finals(await fleet.reports(handle.run_id))] == ["aborted"]
+        assert asked(fleet.sim, "rowan") == []
