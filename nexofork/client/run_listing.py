@@ -141,10 +141,15 @@ def _ids(subjects: Iterable[str]) -> list[str]:
 
 
 async def _subjects(bus: Bus, stream: str, pool: str) -> dict[str, int]:
-    """Return the subjects of the pool's logs, and how many messages each has."""
+    """Return what parents wrote on the pool's logs: by subject, how many messages.
+
+    A log on which only daemons wrote is no run. A daemon's key can begin any number of them.
+    """
     found: dict[str, int] = {}
     while True:
-        info = await call(bus, f"STREAM.INFO.{stream}", {"subjects_filter": f"agent.{pool}.*.*", "offset": len(found)})
+        info = await call(
+            bus, f"STREAM.INFO.{stream}", {"subjects_filter": f"agent.{pool}.*.events", "offset": len(found)}
+        )
         page = (info.get("state") or {}).get("subjects") or {}
         found |= page
         if not page or len(found) >= int(info.get("total", 0)):

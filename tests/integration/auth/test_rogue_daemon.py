@@ -19,6 +19,7 @@ from nexofork.bus.jetstream import store
 from nexofork.bus.ledger import append_calls, check_ledger, read_bookings
 from nexofork.bus.run_log import RunLog
 from nexofork.cli import run_command
+from nexofork.client.run_listing import claimants, find_runs, list_runs
 from nexofork.core.usage import Usage
 from nexofork.errors import OverBudget
 from nexofork.wire.budget import Account, budget_run_id
@@ -430,3 +431,18 @@ async def test_a_call_that_another_key_settles_is_booked_at_its_cost(group: Grou
             await group.spend(budgets, f"{group.other}.1.1", 50)
 
         assert (await budget.account()).spent.tokens == 65
+
+
+async def test_logs_that_no_parent_began_are_not_listed(roles: Roles) -> None:
+    """A daemon's key can write on any number of them; `ps` neither shows nor reads them."""
+    run_id = await roles.claimed_run(by=roles.rogue)
+    invented = [f"{run_id}-{number}" for number in range(50)]
+    for one in invented:
+        await roles.report(one, Claimed(epoch=1, daemon=who(roles.rogue, "liar")), by=roles.rogue)
+
+    listed = {row.run_id for row in await list_runs(roles.parent, "fork")}
+
+    assert run_id in listed
+    assert listed.isdisjoint(invented)
+    assert await find_runs(roles.parent, run_id[:-1], pool="fork") == [run_id]
+    assert "liar" not in {one.instance async for one in claimants(roles.parent, "fork")}
