@@ -23,7 +23,7 @@ from nexofork.bus.credentials import LOCAL
 from nexofork.bus.failures import JetStreamRefused
 from nexofork.bus.jetstream import call, store
 from nexofork.bus.reading import read_subject, stored_at
-from nexofork.bus.run_log import RunFacts, read_facts
+from nexofork.bus.run_log import RunFacts, event_subjects, read_facts
 from nexofork.errors import BadMessage
 from nexofork.wire import subjects
 from nexofork.wire.ledger import billed_tokens, cut_text, decode_calls, encode_calls
@@ -121,6 +121,8 @@ async def check_ledger(bus: Bus, bookings: Iterable[Booking], *, pool: str) -> C
         if booking.call.pool == pool:
             by_run[booking.call.run_id].append(booking)
     kept = await _kept(bus, pool)
+    # An entry can name any run. Those that no parent asked for are not looked up one by one.
+    asked_for = await event_subjects(bus, pool) if any(map(kept.holds_any, by_run.values())) else {}
     checked = CheckedLedger()
     runs = iter(by_run.items())
 
@@ -130,7 +132,7 @@ async def check_ledger(bus: Bus, bookings: Iterable[Booking], *, pool: str) -> C
             if not _is_run(run_id):
                 checked.unverified += booked
                 continue
-            if kept.holds_any(booked):
+            if subjects.events(run_id, pool) in asked_for and kept.holds_any(booked):
                 later = any(one.call.epoch > 1 for one in booked)
                 facts = await read_facts(bus, run_id, pool=pool, whole=later)
                 if not later and _asks_for_calls(booked, facts):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from nexofork.bus.failures import AlreadyStored, NotPermitted, RunAborted, RunExists, StoreFull, WrongTip
-from nexofork.bus.jetstream import expect_last, store
+from nexofork.bus.jetstream import call, expect_last, store
 from nexofork.bus.reading import Stored, first_few, first_of, last_of, read_subject
 from nexofork.core.usage import Usage
 from nexofork.errors import BadMessage, BusError, RunLost
@@ -53,6 +53,7 @@ __all__ = [
     "RunFacts",
     "RunLog",
     "StoreFull",
+    "event_subjects",
     "posted_abort",
     "read_facts",
 ]
@@ -380,6 +381,24 @@ def _entry(stored: Stored) -> Entry:
         return Entry(stored.seq, decode(stored.data), stored)
     except BadMessage as exc:
         return Entry(stored.seq, exc, stored)
+
+
+async def event_subjects(bus: Bus, pool: str = DEFAULT_POOL) -> dict[str, int]:
+    """Return what parents wrote on the pool's logs: by subject, how many messages.
+
+    A log on which only daemons wrote is no run. A daemon's key can begin any number of them.
+
+    Raises:
+        BusError: NATS did not answer.
+    """
+    found: dict[str, int] = {}
+    while True:
+        query = {"subjects_filter": f"agent.{pool}.*.events", "offset": len(found)}
+        info = await call(bus, f"STREAM.INFO.{log_stream(pool)}", query)
+        page = (info.get("state") or {}).get("subjects") or {}
+        found |= page
+        if not page or len(found) >= int(info.get("total", 0)):
+            return found
 
 
 class AnnouncedCall(NamedTuple):

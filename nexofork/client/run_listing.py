@@ -12,10 +12,9 @@ from datetime import datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from nexofork.bus.jetstream import call
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.reading import last_of_many, read_subject
-from nexofork.bus.run_log import posted_abort, read_facts
+from nexofork.bus.run_log import event_subjects, posted_abort, read_facts
 from nexofork.client.run_rows import RunRow, advanced, attended, requested_row
 from nexofork.errors import BadMessage, BusError
 from nexofork.wire import messages as wire
@@ -42,7 +41,7 @@ async def find_runs(bus: Bus, beginning: str, *, pool: str) -> list[str]:
     stream = log_stream(pool)
     if beginning and await last_of_many(bus, stream, [run_filter(beginning, pool)]):
         return [beginning]
-    return [one for one in _ids(await _subjects(bus, stream, pool)) if one.startswith(beginning)]
+    return [one for one in _ids(await event_subjects(bus, pool)) if one.startswith(beginning)]
 
 
 async def list_runs(
@@ -61,7 +60,7 @@ async def list_runs(
         BusError: NATS did not answer.
     """
     stream = log_stream(pool)
-    counts = {} if ids is not None else await _subjects(bus, stream, pool)
+    counts = {} if ids is not None else await event_subjects(bus, pool)
     ids = _ids(counts) if ids is None else ids
     asked = {run_of(one.subject): one for one in await last_of_many(bus, stream, [events(one, pool) for one in ids])}
     said = {run_of(one.subject): one for one in await last_of_many(bus, stream, [reports(one, pool) for one in ids])}
@@ -87,7 +86,7 @@ async def claimants(bus: Bus, pool: str) -> AsyncIterator[wire.Daemon]:
         BusError: NATS did not answer.
     """
     stream = log_stream(pool)
-    ids = _ids(await _subjects(bus, stream, pool))
+    ids = _ids(await event_subjects(bus, pool))
     said = await last_of_many(bus, stream, [reports(one, pool) for one in ids])
     under_way = [one for one in reversed(said) if not isinstance(_report(one), wire.Final)]
     for stored in under_way[:_MOST_READ]:
@@ -138,22 +137,6 @@ def is_asked_for(request: wire.Requested | None, parent: str | None, group: str 
 def _ids(subjects: Iterable[str]) -> list[str]:
     # Any parent may publish under a name that is no run id; no daemon runs it, and it cannot be asked for.
     return sorted({one for subject in subjects if is_run_id(one := run_of(subject))})
-
-
-async def _subjects(bus: Bus, stream: str, pool: str) -> dict[str, int]:
-    """Return what parents wrote on the pool's logs: by subject, how many messages.
-
-    A log on which only daemons wrote is no run. A daemon's key can begin any number of them.
-    """
-    found: dict[str, int] = {}
-    while True:
-        info = await call(
-            bus, f"STREAM.INFO.{stream}", {"subjects_filter": f"agent.{pool}.*.events", "offset": len(found)}
-        )
-        page = (info.get("state") or {}).get("subjects") or {}
-        found |= page
-        if not page or len(found) >= int(info.get("total", 0)):
-            return found
 
 
 async def _row(bus: Bus, pool: str, run_id: str, asked: _Asked, said: Stored | None) -> RunRow:
