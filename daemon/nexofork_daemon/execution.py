@@ -131,7 +131,10 @@ class Execution:
         bus, settings = self._host.bus, self._host.settings
         first = await first_few(bus, log_stream(settings.pool), events(self.run_id, settings.pool), 2)
         requests = [event for one in first[:1] if isinstance(event := read_event(one.data), Requested)]
-        if not requests or first[-1].seq != self.seq or await self._has_final():
+        # Of several events the first one after the request is enough. A replica may not have it yet.
+        is_first = bool(requests) and all(one.seq == self.seq for one in first[1:])
+        entries = await self._log.entries() if is_first else []
+        if not entries or any(isinstance(entry.message, Final) for entry in entries):
             await self._delivery.ack()
             return
         if self._host.clock.now() - self._delivery.stored_at < _ABORT_LEASES * settings.lease_s:
@@ -141,14 +144,10 @@ class Execution:
         log.warning("run %s: it was aborted and no daemon has ended it", self.run_id)
         self._request = requests[0]
         self.token.abort(AbortReason.PARENT, abort.note)
-        entries = await self._log.entries()
         epoch = max((getattr(entry.message, "epoch", 0) for entry in entries), default=0)
         journal = LogJournal(self._log, self._host.blobs, self.token, epoch=epoch + 1, seq=entries[-1].seq)
         await self._report(journal, self._aborted(requests[0]))
         await self._delivery.ack()
-
-    async def _has_final(self) -> bool:
-        return any(isinstance(entry.message, Final) for entry in await self._log.entries())
 
     async def _break_off(self, problem: Exception) -> None:
         """End a run that raised something unexpected here; the next daemon would fare no better.
