@@ -5,6 +5,7 @@ Invariant: the pieces of a body are sent as they are and never joined, so reques
 
 from __future__ import annotations
 
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlencode
 
@@ -70,11 +71,13 @@ def http_client(transport: Transport) -> httpx2.AsyncClient:
     Raises:
         RuntimeError: aiohttp was asked for and is not installed.
     """
+    # No cookies: they would stay for the calls of all runs, and one that no header can hold would fail them all.
+    cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     if transport == "httpx2":
-        return DefaultAsyncHttpxClient(limits=_LIMITS)
+        return DefaultAsyncHttpxClient(limits=_LIMITS, cookies=cookies)
     try:
-        return DefaultAioHttpClient(limits=_LIMITS)
+        return DefaultAioHttpClient(limits=_LIMITS, cookies=cookies)
     except RuntimeError:
         if transport == "aiohttp":
             raise
-        return DefaultAsyncHttpxClient(limits=_LIMITS)
+        return DefaultAsyncHttpxClient(limits=_LIMITS, cookies=cookies)
