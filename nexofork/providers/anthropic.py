@@ -19,7 +19,7 @@ from anthropic import AnthropicError, AsyncAnthropic, AsyncStream
 from nexofork.errors import ForkRefused, ProviderError
 from nexofork.providers.assembly import ResponseIds
 from nexofork.providers.capture import uncaptured
-from nexofork.providers.diagnosis import failure_of_exception, request_id_in
+from nexofork.providers.diagnosis import failure_of_exception, id_in
 from nexofork.providers.failures import ConnectionLost, Unauthorized
 from nexofork.providers.outgoing import Pieces, headers_of, http_client, path_of
 from nexofork.providers.provider import CallRetried
@@ -185,11 +185,10 @@ class AnthropicProvider:
         return ResponseReader(response, self._ids(response), idle_s=self._idle_s)
 
     def _ids(self, response: httpx2.Response) -> ResponseIds:
-        headers = response.headers
         ids = ResponseIds(
-            request_id=request_id_in(response),
-            workspace_id=headers.get("anthropic-workspace-id"),
-            organization_id=headers.get("anthropic-organization-id"),
+            request_id=id_in(response),
+            workspace_id=id_in(response, "anthropic-workspace-id"),
+            organization_id=id_in(response, "anthropic-organization-id"),
         )
         self._workspace_id = ids.workspace_id or self._workspace_id
         return ids

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import base64
 import email.utils
+import html
 import json
 import math
 import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import anthropic
 import httpx2
@@ -45,8 +46,9 @@ __all__ = [
     "failure_of_event",
     "failure_of_exception",
     "failure_of_status",
+    "id_in",
+    "printable",
     "redacted",
-    "request_id_in",
     "said_in",
     "secrets_of",
 ]
@@ -74,6 +76,7 @@ _CREDENTIALS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})")
 _LONG_WORD = re.compile(r"[\w+/=-]{24,}", re.ASCII)
 _ENTROPY = 4.1
 
@@ -86,6 +89,10 @@ def redacted(text: str, secrets: Sequence[str] = ()) -> str:
         secrets: What was sent and must not be repeated, in no part of nine or more characters and in no encoding.
     """
     shown = text[:_READ_CHARACTERS]
+    read = html.unescape(unquote(_ESCAPE.sub(lambda found: chr(int(found[1] or found[2], 16)), shown)))
+    shown = printable(shown)
+    if (read := printable(read)) != _without(read, secrets):
+        shown = read
     shown = _LONG_WORD.sub(_unless_random, _CREDENTIALS.sub(_keep_name, _without(shown, secrets)))
     if len(text) <= _READ_CHARACTERS and len(shown) <= _KEPT_CHARACTERS:
         return shown
@@ -105,9 +112,9 @@ def secrets_of(request: httpx2.Request) -> tuple[str, ...]:
     return tuple(word for word in words if len(word) >= _SHORTEST_SECRET)
 
 
-def request_id_in(response: httpx2.Response) -> str | None:
-    """Return the id the server gave the request."""
-    return _request_id(response.headers, secrets_of(response.request))
+def id_in(response: httpx2.Response, name: str = "request-id") -> str | None:
+    """Return the id in a header of a response."""
+    return _plain_id(response.headers.get(name, ""), secrets_of(response.request))
 
 
 def said_in(body: bytes) -> str:
@@ -126,7 +133,7 @@ def failure_of_event(
     error = event.get("error")
     error = error if isinstance(error, dict) else {}
     said, type_ = error.get("message") or _NO_REASON, error.get("type") or "unknown_error"
-    given = _request_id({"request-id": str(event.get("request_id") or "")}, secrets)
+    given = _plain_id(str(event.get("request_id") or ""), secrets)
     return StreamFailed(
         redacted(str(said), secrets), type=redacted(str(type_), secrets)[:80], request_id=given or request_id
     )
@@ -151,7 +158,7 @@ def failure_of_status(
     status: int, said: str, *, headers: Mapping[str, str], secrets: Sequence[str] = ()
 ) -> ProviderError:
     """Name the failure an error response means; a server that says whether to retry is believed."""
-    request_id = _request_id(headers, secrets)
+    request_id = _plain_id(headers.get("request-id", ""), secrets)
     if 300 <= status < 400:
         where = redacted(_origin(headers.get("location", "")), secrets)
         return Redirected(f"it points to {where}", status=status, request_id=request_id)
@@ -188,13 +195,21 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
             return max(0.0, float(headers[name]) * unit_s)
         except (KeyError, ValueError):
             continue
-    date = email.utils.parsedate_tz(headers.get("retry-after", ""))
-    return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+    try:
+        date = email.utils.parsedate_tz(headers.get("retry-after", ""))
+        return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+    except (ValueError, OverflowError):  # a year that no calendar has
+        return None
 
 
-def _request_id(headers: Mapping[str, str], secrets: Sequence[str]) -> str | None:
-    """Return the id, which may look as random as a key does."""
-    return _without(headers.get("request-id", "")[:ID_CHARACTERS], secrets) or None
+def _plain_id(given: str, secrets: Sequence[str]) -> str | None:
+    """Return an id, which may look as random as a key does, without what cannot be printed."""
+    return _without(printable(given[:ID_CHARACTERS]), secrets) or None
+
+
+def printable(text: str) -> str:
+    """Leave out what may drive a terminal, fits no message (half a surrogate pair), or hides a key by cutting it."""
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")
 
 
 def _origin(location: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -22,8 +23,9 @@ from nexofork.providers.assembly import Assembly
 from nexofork.providers.diagnosis import (
     failure_of_exception,
     failure_of_status,
+    id_in,
+    printable,
     redacted,
-    request_id_in,
     said_in,
     secrets_of,
 )
@@ -55,7 +57,7 @@ async def refusal_of(response: httpx2.Response) -> ProviderError | None:
         return UnaskedEncoding(
             f"it came as {redacted(encoding, secrets)[:40]}",
             status=response.status_code,
-            request_id=request_id_in(response),
+            request_id=id_in(response),
         )
     body = bytearray(response.content[:_ERROR_BYTES] if response.is_stream_consumed else b"")
     try:
@@ -170,6 +172,12 @@ class ResponseReader:
         except (BadReply, BadUsage) as exc:
             raise self._nonsense(exc) from exc
         self.finished = True
+        reply = replace(
+            reply,
+            message_id=printable(reply.message_id or "") or None,
+            model=printable(reply.model or "") or None,
+            stop_reason=printable(reply.stop_reason or "") or None,
+        )
         started = MessageStarted(
             message_id=reply.message_id or "",
             model=reply.model or "",

@@ -248,6 +248,35 @@ async def test_the_response_says_who_is_billed(make: MakeProvider) -> None:
         assert rig.provider.workspace_id == "wrkspc_blue"
 
 
+async def test_ids_in_headers_do_not_repeat_the_key(make: MakeProvider) -> None:
+    """They are stored with every call, so the key that was sent is taken out and their length is limited."""
+    key = "sk-ant-api03-Zk29fjQ0aLw8xTnB-4vR7yHcE1sPdMuGqXoJbW5"
+    ids = (
+        f"anthropic-workspace-id: {key}",
+        f"anthropic-organization-id: {'x' * 8000}",
+        "content-type: text/event-stream",
+    )
+    async with raw_server(plain_response(SSE, *ids)) as server, make(server.url, api_key=key) as rig:
+        started = (await rig.events(a_request()))[0]
+
+        assert isinstance(started, MessageStarted)
+        assert (started.workspace_id, started.organization_id) == ("[redacted]", "x" * 256)
+
+
+@pytest.mark.parametrize("cookie", ["a=b", "\xff=\x80; path=/"])
+async def test_a_servers_cookies_are_not_kept(make: MakeProvider, cookie: str) -> None:
+    """No later call carries them, and none fails because no header can hold one."""
+    answer = plain_response(SSE, "content-type: text/event-stream", "set-cookie: COOKIE")
+    async with (
+        raw_server(answer.replace(b"COOKIE", cookie.encode("latin-1"))) as server,
+        make(server.url) as rig,
+    ):
+        for _ in range(2):
+            assert (await rig.reply(a_request())).text == "hello"
+
+        assert "cookie" not in dict(server.headers(1))
+
+
 async def test_a_plain_server_is_enough(make: MakeProvider) -> None:
     """A compatible server without ids, cache counts or HTTP chunks works as it is."""
     bare = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + SSE

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import base64
 import email.utils
+import html
 import json
+import re
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import anthropic
 import httpx2
@@ -103,6 +105,15 @@ def test_a_spend_cap_is_not_waited_for() -> None:
     assert isinstance(error, RateLimited)
     assert not error.retryable
     assert "raise the limit" in str(error)
+
+
+@pytest.mark.parametrize("year", ["99999999", "9" * 40, "9" * 5000])
+def test_a_date_that_no_calendar_has_is_no_wait(year: str) -> None:
+    """The error is still a rate limit, and not whatever the calendar raises."""
+    error = failure_of_status(429, "Slow down", headers={"retry-after": f"Mon, 01 Jan {year} 00:00:00 GMT"})
+
+    assert isinstance(error, RateLimited)
+    assert error.retry_after_s is None
 
 
 @pytest.mark.parametrize(("verdict", "retryable"), [("true", True), ("false", False)])
@@ -223,6 +234,35 @@ def test_the_key_that_was_sent_is_repeated_in_no_form(form: str) -> None:
     assert "no such key: " in said
     assert " here" in said
     assert parts_of(form if form.isalnum() else SECRET, said) == []
+
+
+@pytest.mark.parametrize("form", ["%{:02x}", "&#{};", "&#x{:x};", "\\u{:04x}", "\\x{:02x}"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_key_in_escapes_is_not_repeated(form: str, every: int) -> None:
+    """However many of its characters are escaped, and also where they are kept apart by what has no width."""
+    written = [form.format(ord(char)) if at % every == 0 else char for at, char in enumerate(SECRET)]
+
+    for said in ("".join(written), "\u200b".join(SECRET), "\x1b".join(written)):
+        kept = redacted(f"no such key: {said} here", [SECRET])
+
+        assert "no such key: " in kept
+        assert " here" in kept
+        read = html.unescape(unquote(re.sub(r"\\[ux]0*(..)", r"%\1", kept)))
+        assert parts_of(SECRET, read) == []
+
+
+def test_an_error_holds_only_what_can_be_printed() -> None:
+    """A server's words drive no terminal, and half a surrogate pair does not keep the error from being sent."""
+    error = failure_of_event(
+        {
+            "error": {"type": "a\x1b]52;c;eA==\x07b", "message": "c\ud800\u202e\x9b31m\nd"},
+            "request_id": "r\ud800\x1b[1m",
+        }
+    )
+
+    assert "a]52;c;eA==b: c31m\nd" in str(error)
+    assert error.request_id == "r[1m"
+    assert all(char.isprintable() or char == "\n" for char in str(error))
 
 
 @pytest.mark.parametrize(
