@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCKS",
     "BLOCK_BYTES",
+    "EVENT_VALUES",
     "ID_CHARACTERS",
     "JSON_DEPTH",
     "JSON_VALUES",
@@ -35,6 +36,7 @@ __all__ = [
     "ToolUse",
     "check_json",
     "check_size",
+    "short_text",
 ]
 
 REPLY_BYTES = 64 * 2**20
@@ -47,6 +49,8 @@ JSON_DEPTH = 200
 """How deep one JSON value may be nested."""
 JSON_VALUES = 250_000
 """How many JSON keys and values the blocks of one answer may hold; parsed, each takes up to 250 bytes."""
+EVENT_VALUES = 16 * JSON_VALUES
+"""How many JSON keys and values the events of one answer may hold together; 128,000 tokens need 2 million at most."""
 ID_CHARACTERS = 256
 """The longest id, model name or stop reason."""
 
@@ -150,6 +154,8 @@ class ReplyBlock:
             raise BadReply("has a content block that is not JSON", fix=_PASS_WHOLE) from exc
         if not isinstance(value, dict) or not isinstance(value.get("type"), str):
             raise BadReply("has a content block without a `type`", fix=_PASS_WHOLE)
+        if value["type"] == "tool_use":
+            short_text(value.get("id"))
         return cls(wire=wire.strip(b" \t\r\n"), value=value)
 
 
@@ -245,9 +251,9 @@ class Reply:
             raise BadReply(f"has the role {str(meta['role'])[:40]!r}", fix="Pass the assistant's message.")
         return cls(
             blocks=_blocks(wire, text, content.start),
-            stop_reason=_text_or_none(meta.get("stop_reason")),
-            message_id=_text_or_none(meta.get("id")),
-            model=_text_or_none(meta.get("model")),
+            stop_reason=short_text(meta.get("stop_reason")),
+            message_id=short_text(meta.get("id")),
+            model=short_text(meta.get("model")),
             usage=usage_of(meta.get("usage")),
         )
 
@@ -269,7 +275,12 @@ def _blocks(wire: bytes, text: str, start: int) -> tuple[ReplyBlock, ...]:
     return tuple(ReplyBlock.from_wire(wire[span.start : span.end]) for span in spans)
 
 
-def _text_or_none(value: object) -> str | None:
+def short_text(value: object) -> str | None:
+    """Return an id, model name or stop reason; None for anything but text.
+
+    Raises:
+        OversizedReply: It is over `ID_CHARACTERS`.
+    """
     if not isinstance(value, str):
         return None
     check_size("an id, model or stop reason with a number of characters", len(value), ID_CHARACTERS)

@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork.core.reply import (
     BLOCKS,
-    ID_CHARACTERS,
+    EVENT_VALUES,
     JSON_DEPTH,
     JSON_VALUES,
     CutToolUse,
     Reply,
     check_json,
     check_size,
+    short_text,
 )
-from nexofork.core.spans import members_of, readable
+from nexofork.core.spans import members_of, read_json, readable
 from nexofork.core.usage import BadUsage, Usage
-from nexofork.errors import BadJson
+from nexofork.errors import BadJson, BadReply
 from nexofork.providers.blocks import OpenBlock
-from nexofork.providers.diagnosis import failure_of_event
+from nexofork.providers.diagnosis import failure_of_event, printable
 from nexofork.providers.provider import BlockFinished, MessageFinished, MessageStarted, TextDelta
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Assembly:
         self._half_pair = b""
         self._stopped = False
         self._values = 0
+        self._read_values = 0
 
     @property
     def reply(self) -> Reply | None:
@@ -117,7 +119,7 @@ class Assembly:
         """
         if usual := _USUAL_DELTA.fullmatch(data):
             return self._append(int(usual[1]), usual[2], usual[3])
-        event = _parsed(data)
+        event = self._parsed(data)
         match event.get("type"):
             case "content_block_delta":
                 return self._unusual_delta(event, data)
@@ -135,10 +137,19 @@ class Assembly:
                 raise failure_of_event(event, request_id=self._ids.request_id, secrets=self._secrets)
         return None
 
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        # Counted over all events: reading them is what costs time.
+        self._read_values += check_json(data, depth=JSON_DEPTH + 2)
+        check_size("events with a number of JSON values", self._read_values, EVENT_VALUES)
+        try:
+            return _dict(read_json(data))
+        except (ValueError, RecursionError) as exc:
+            raise BadJson("of a streamed event cannot be read", offset=getattr(exc, "pos", 0)) from exc
+
     def _start_message(self, event: dict[str, Any]) -> MessageStarted:
         message = _dict(event.get("message"))
-        self._message_id = _text(message.get("id"))
-        self._model = _text(message.get("model"))
+        self._message_id = _plain_text(message.get("id"))
+        self._model = _plain_text(message.get("model"))
         self._usage = self._read_usage(message.get("usage"))
         return MessageStarted(
             message_id=self._message_id or "",
@@ -152,10 +163,9 @@ class Assembly:
 
     def _start_block(self, event: dict[str, Any], data: bytes) -> None:
         index = event.get("index")
-        value = event.get("content_block")
-        if isinstance(index, int) and isinstance(value, dict):
+        if isinstance(index, int) and isinstance(event.get("content_block"), dict):
             span = _spans(data)["content_block"]
-            self._open[index] = OpenBlock(data[span.start : span.end], value)
+            self._open[index] = OpenBlock(data[span.start : span.end])
             check_size("a number of content blocks", len(self._open) + len(self._done), BLOCKS)
             self._half_pair = b""
 
@@ -207,13 +217,16 @@ class Assembly:
         if isinstance(finished, CutToolUse):
             self._cut = self._cut or finished
             return None
+        if finished.kind == "tool_use" and not str(finished.value.get("id")).isprintable():
+            # It is sent back as it came, so it cannot be mended; half a surrogate pair fits no message.
+            raise BadReply("has a tool call with an id that cannot be printed", fix="Check the server.")
         self._done[index] = finished
         self._values += check_json(finished.wire)
         check_size("a number of JSON values", self._values, JSON_VALUES)
         return BlockFinished(index=index, block=finished)
 
     def _end_of_message(self, event: dict[str, Any]) -> None:
-        self._stop_reason = _text(_dict(event.get("delta")).get("stop_reason")) or self._stop_reason
+        self._stop_reason = _plain_text(_dict(event.get("delta")).get("stop_reason")) or self._stop_reason
         self._usage = self._read_usage(event.get("usage"))
 
     def _read_usage(self, usage: object) -> Usage:
@@ -231,15 +244,6 @@ class Assembly:
         reply = self.reply
         assert reply is not None
         return MessageFinished(reply=reply)
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    check_json(data, depth=JSON_DEPTH + 2)
-    try:
-        event = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise BadJson("of a streamed event cannot be read", offset=getattr(exc, "pos", 0)) from exc
-    return _dict(event)
 
 
 def _ends_escaped(raw: bytes) -> bool:
@@ -268,12 +272,11 @@ def _spans(data: bytes, *path: str) -> dict[str, Span]:
     return {member.key: member.value for member in members_of(text, start)}
 
 
+def _plain_text(value: object) -> str | None:
+    """Return an id, model or stop reason as ledgers, logs and terminals can take it."""
+    text = short_text(value)
+    return text and printable(text)
+
+
 def _dict(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    if not isinstance(value, str):
-        return None
-    check_size("an id, model or stop reason with a number of characters", len(value), ID_CHARACTERS)
-    return value

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from nexofork.core.reply import BLOCK_BYTES, ID_CHARACTERS, CutToolUse, ReplyBlock, check_json, check_size
-from nexofork.core.spans import end_of_value, members_of, readable, skip_space
+from nexofork.core.spans import end_of_value, members_of, read_json, readable, skip_space
 from nexofork.errors import BadJson
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ __all__ = ["OpenBlock"]
 class OpenBlock:
     """Collects raw fragments and writes them into the block once, at its end."""
 
-    __slots__ = ("_citations", "_fragments", "_replaced", "_size", "_start", "_value")
+    __slots__ = ("_citations", "_fragments", "_replaced", "_size", "_start")
 
-    def __init__(self, start: bytes, value: dict[str, Any]) -> None:
+    def __init__(self, start: bytes) -> None:
+        # Only the bytes: parsed, a block can take many times their memory, and thousands may be open.
         self._start = start
-        self._value = value
         self._fragments: dict[bytes, list[bytes]] = {}
         self._replaced: dict[str, bytes] = {}
         self._citations: list[bytes] = []
@@ -77,7 +77,7 @@ class OpenBlock:
             if not _is_object(input_):
                 return self._cut(input_)
             values["input"] = input_
-        elif self._value.get("type") == "tool_use" and "input" not in spans:
+        elif "input" not in spans and read_json(self._start).get("type") == "tool_use":
             values["input"] = b"{}"
         return ReplyBlock.from_wire(self._filled(spans, values))
 
@@ -98,9 +98,10 @@ class OpenBlock:
         return text.encode("utf-8", "backslashreplace")
 
     def _cut(self, partial: bytes) -> CutToolUse:
+        value: dict[str, Any] = read_json(self._start)
         return CutToolUse(
-            id=str(self._value.get("id", ""))[:ID_CHARACTERS],
-            name=str(self._value.get("name", ""))[:ID_CHARACTERS],
+            id=str(value.get("id", ""))[:ID_CHARACTERS],
+            name=str(value.get("name", ""))[:ID_CHARACTERS],
             partial_input=partial.decode(),
         )
 

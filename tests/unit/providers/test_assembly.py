@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexofork.core.reply import EVENT_VALUES, JSON_VALUES, OversizedReply
 from nexofork.core.usage import Usage
-from nexofork.errors import BadJson
+from nexofork.errors import BadJson, BadReply
 from nexofork.providers.assembly import Assembly, ResponseIds
 from nexofork.providers.failures import StreamFailed
 from nexofork.providers.provider import BlockFinished, MessageFinished, MessageStarted, TextDelta
@@ -307,3 +309,66 @@ def test_a_hundred_thousand_deltas_take_linear_time() -> None:
         return time.process_time() - started
 
     assert seconds(100_000) < 10 * seconds(25_000)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "utf-8-sig"])
+def test_an_event_is_read_as_utf_8_alone(encoding: str) -> None:
+    """Another encoding hides its brackets from the limits: here two of its bytes look like the quote of a string."""
+    wide = '{"type":"ping","quote":"\u0122","x":[' + "{}," * JSON_VALUES + "1]}"
+
+    with pytest.raises((BadJson, OversizedReply)):
+        Assembly().feed(wide.encode(encoding))
+
+
+@pytest.mark.parametrize("kind", ["ping", "content_block_delta", "content_block_start"])
+def test_all_events_of_an_answer_share_one_limit(kind: str) -> None:
+    """Many events that are each just small enough are too large together, before they cost minutes to read."""
+    wide = b'{"type":"%s","index":0,"x":[%s1]}' % (kind.encode(), b"1," * (JSON_VALUES - 100))
+    assembly = Assembly()
+    for _ in range(EVENT_VALUES // JSON_VALUES):
+        assembly.feed(wide)
+
+    with pytest.raises(OversizedReply, match="events with a number of JSON values"):
+        assembly.feed(wide)
+
+
+def test_an_open_block_takes_the_memory_of_its_bytes() -> None:
+    """A block that never ends is not kept parsed, which takes many times as much."""
+    start = (
+        b'{"type":"content_block_start","index":%d,"content_block":{"type":"x","y":[' + b'{"a":[]},' * 20_000 + b"1]}}"
+    )
+    assembly = Assembly()
+    tracemalloc.start()
+    try:
+        for index in range(5):
+            assembly.feed(start % index)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 2 * 5 * len(start)
+
+
+def test_ids_hold_only_what_can_be_printed() -> None:
+    """A message's id, model and stop reason go to ledgers, logs and terminals."""
+    odd = "m\x1b]52;c;eA==\x07\ud800\u202e1"
+    reply, _ = assembled(
+        [
+            event({"type": "message_start", "message": {"id": odd, "model": odd, "usage": {}}}, ensure_ascii=True),
+            event({"type": "message_delta", "delta": {"stop_reason": odd}}, ensure_ascii=True),
+            event({"type": "message_stop"}),
+        ]
+    )
+
+    assert {reply.message_id, reply.model, reply.stop_reason} == {"m]52;c;eA==1"}
+
+
+@pytest.mark.parametrize("id_", ["t\ud800", "t\x1b[1m", "t" * 257])
+def test_a_tool_call_with_an_impossible_id_is_refused(id_: str) -> None:
+    """It is sent back as it came, and would fit no message on its way."""
+    call = {"type": "tool_use", "id": id_, "name": "Bash", "input": {}}
+    assembly = Assembly()
+    assembly.feed(event({"type": "content_block_start", "index": 0, "content_block": call}, ensure_ascii=True))
+
+    with pytest.raises(BadReply):
+        assembly.feed(event({"type": "content_block_stop", "index": 0}))
