@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import socket
 import subprocess
 import sys
+import tracemalloc
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from nexofork import ParentContext
 from nexofork.engine.dispatch import ToolCall
 from nexofork.engine.tools.mcp import McpServers
 from nexofork.engine.tools.mcp_config import ServerSpec
+from tests.integration.rawserver import Flood, raw_server
 from tests.support.fleet import lines_in
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -171,3 +174,25 @@ async def test_a_call_that_is_cancelled_leaves_the_session_alive() -> None:
                 await outcome(tools, "long", count=10)
 
         assert (await outcome(tools, "add", a=1, b=2)).content == "3"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_an_answer_over_http_is_bounded(packed: bool) -> None:
+    """One that does not end is left at its limit, and one that is compressed unasked is not unpacked."""
+    encoding = "content-encoding: gzip\r\n" if packed else ""
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{encoding}connection: close\r\n\r\n".encode()
+    piece = gzip.compress(bytes(2**24)) if packed else b" " * 2**20
+    flood = Flood(head=head, piece=piece, times=100)
+    async with raw_server(flood) as server:
+        async with McpServers([ServerSpec(name="probe", url=f"{server.url}/mcp")]) as servers:
+            tracemalloc.start()
+            try:
+                found = await outcome(await servers.tools([]), "mcp__probe__add")
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+
+        assert found.is_error
+        assert ("compress" if packed else "bytes") in str(found.content)
+        assert peak < 2**26
+        assert packed or server.pieces < flood.times * len(server.heads)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from types import TracebackType
 
+    import httpx2
     from mcp import Client
 
     from nexofork.engine.dispatch import ToolCall
@@ -39,6 +40,7 @@ _CONNECT_S = 10.0
 _CALL_S = 600.0
 _UNAVAILABLE_S = 30.0
 _PAGES = 100
+_ANSWER_BYTES = 16 * 2**20
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -266,7 +268,12 @@ async def _transport(spec: ServerSpec, lost: asyncio.Event) -> AsyncIterator[tup
     values = spec.resolved()
     if spec.url:
         async with (
-            httpx2.AsyncClient(headers=values, timeout=httpx2.Timeout(_CONNECT_S, read=_CALL_S)) as http,
+            httpx2.AsyncClient(
+                # Not compressed: a few bytes could stand for more than the host has memory for.
+                headers={**values, "accept-encoding": "identity"},
+                timeout=httpx2.Timeout(_CONNECT_S, read=_CALL_S),
+                event_hooks={"response": [_bound]},
+            ) as http,
             streamable_http_client(spec.url, http_client=http) as streams,
         ):
             yield streams
@@ -274,6 +281,32 @@ async def _transport(spec: ServerSpec, lost: asyncio.Event) -> AsyncIterator[tup
         parameters = StdioServerParameters(command=spec.command, args=list(spec.args), env=values, cwd=spec.cwd)
         async with stdio_client(parameters) as (read, write):
             yield _Heard(read, lost), write
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Let a response be read only as far as it is plain and not too large; the SDK itself bounds single events."""
+    import httpx2
+
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    stream: httpx2.AsyncByteStream = response.stream
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    events = "text/event-stream" in response.headers.get("content-type", "").lower()
+
+    class Bounded(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            if encoding not in ("", "identity"):
+                raise httpx2.StreamError("the answer is compressed, and no compression was asked for")
+            size = 0
+            async for chunk in stream:
+                size += len(chunk)
+                if size > _ANSWER_BYTES and not events:
+                    raise httpx2.StreamError(f"the answer is over {_ANSWER_BYTES:,} bytes")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    response.stream = Bounded()
 
 
 class _Heard:
