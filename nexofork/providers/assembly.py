@@ -26,7 +26,7 @@ from nexofork.core.reply import (
     check_size,
     short_text,
 )
-from nexofork.core.spans import members_of, read_json, readable
+from nexofork.core.spans import members_of, readable
 from nexofork.core.usage import BadUsage, Usage
 from nexofork.errors import BadJson, BadReply
 from nexofork.providers.blocks import OpenBlock
@@ -142,7 +142,7 @@ class Assembly:
         self._read_values += check_json(data, depth=JSON_DEPTH + 2)
         check_size("events with a number of JSON values", self._read_values, EVENT_VALUES)
         try:
-            return _dict(read_json(data))
+            return _dict(json.loads(data.decode()))
         except (ValueError, RecursionError) as exc:
             raise BadJson("of a streamed event cannot be read", offset=getattr(exc, "pos", 0)) from exc
 
