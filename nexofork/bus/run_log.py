@@ -103,6 +103,8 @@ class RunLog:
         self._events = subjects.events(run_id, pool)
         self._reports = subjects.reports(run_id, pool)
         self._filter = subjects.run_filter(run_id, pool)
+        self._written: set[str] = set()
+        """The ids of the reports that were sent through here, whether or not it is known that they landed."""
 
     async def request(self, event: Requested, *, headers: Mapping[str, str] | None = None) -> int:
         """Ask for the run and return the request's sequence; asking again with the same id changes nothing.
@@ -147,6 +149,7 @@ class RunLog:
             BusError: NATS did not confirm it before the deadline; it may have landed.
         """
         data, tries, tip = encode(report), _Tries(self._deadline_s), after
+        self._written.add(report.id)
         while True:
             refused = False
             try:
@@ -253,6 +256,8 @@ class RunLog:
                 continue
             if message.id == report.id:
                 return True, after
+            if message.id in self._written and not isinstance(message, Final):
+                continue  # ours: its writer was cancelled before the answer came
             if isinstance(message, AbortEvent):
                 aborted = aborted or message
             elif isinstance(message, Final):
