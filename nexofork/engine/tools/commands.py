@@ -30,7 +30,6 @@ from nexofork.engine.tools.watching import Limits, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from io import FileIO
     from pathlib import Path
 
     from nexofork.engine.sandbox.enclosure import Enclosure
@@ -135,7 +134,7 @@ async def run_command(
         await in_thread(lambda _: sandbox.meter.begin(), limit_s=_COUNT_S)
     with ExitStack() as ours:
         fence = ours.enter_context(fenced(limits))
-        alive, told = (_Pipe(ours) for _ in range(2))
+        alive, told = (_Pipe(ours, ours) for _ in range(2))
         kept: tuple[int, ...] = ()
         if sandbox is not None:
             filters = ours.enter_context(open_filter())
@@ -144,7 +143,7 @@ async def run_command(
         environment = environment if environment is not None else minimal_environment(sandboxed=sandbox is not None)
         with ExitStack() as theirs:
             # Pipes of our own: a loop may use sockets instead, and then a command cannot open /dev/stderr.
-            pipes = [_Pipe(theirs) for _ in sinks]
+            pipes = [_Pipe(ours, theirs) for _ in sinks]
             process = await asyncio.create_subprocess_exec(
                 *("/bin/bash", "-c", _GUARDED, "bash", str(alive.reading), " ".join(map(str, kept))),
                 *(*_ulimits(limits, sandbox), fence.door, *argv),
@@ -156,18 +155,21 @@ async def run_command(
                 start_new_session=True,
                 pass_fds=(alive.reading, *kept),
             )
-            files = [os.fdopen(os.dup(pipe.reading), "rb", buffering=0) for pipe in pipes]
         running = _Running(process, limits, sandbox=sandbox, told=told.reading, fence=fence)
-        return await running.ended(list(zip(files, sinks, strict=True)))
+        return await running.ended([(pipe.reading, sink) for pipe, sink in zip(pipes, sinks, strict=True)])
 
 
 class _Pipe:
-    """A pipe that is closed, both ends, with its owner."""
+    """A pipe; each end is closed once, by its owner and by nothing else.
 
-    def __init__(self, owner: ExitStack) -> None:
+    A transport of the loop would close the end it reads as well, and the second close may hit a descriptor that another
+    thread has opened in between. So the ends are read here, and the loop only tells when there is something to read.
+    """
+
+    def __init__(self, reader: ExitStack, writer: ExitStack) -> None:
         self.reading, self.writing = os.pipe()
-        owner.callback(os.close, self.reading)
-        owner.callback(os.close, self.writing)
+        reader.callback(os.close, self.reading)
+        writer.callback(os.close, self.writing)
 
 
 def _ulimits(limits: Limits, sandbox: Enclosure | None) -> list[str]:
@@ -193,10 +195,10 @@ class _Running:
         self._enough = False
         self._over = False
 
-    async def ended(self, printed: Sequence[tuple[FileIO, Sink]]) -> Ended:
+    async def ended(self, printed: Sequence[tuple[int, Sink]]) -> Ended:
         async with asyncio.TaskGroup() as tasks:
-            for file, sink in printed:
-                tasks.create_task(self._read(file, sink))
+            for descriptor, sink in printed:
+                tasks.create_task(self._read(descriptor, sink))
             watching = tasks.create_task(self._watch())
             try:
                 async with asyncio.timeout(self._limits.time_s):
@@ -212,14 +214,21 @@ class _Running:
         assert self._process.returncode is not None, "it was waited for"
         return Ended(code=self._process.returncode, killed=self._killed, enough=self._enough)
 
-    async def _read(self, printed: FileIO, sink: Sink) -> None:
-        """Take what is printed until nobody can print any more."""
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), printed
-        )
+    async def _read(self, descriptor: int, sink: Sink) -> None:
+        """Take what is printed until every writer is gone."""
+        loop, more = asyncio.get_running_loop(), asyncio.Event()
+        os.set_blocking(descriptor, False)
+        loop.add_reader(descriptor, more.set)
         try:
-            while chunk := await reader.read(_CHUNK_BYTES):
+            while True:
+                await more.wait()
+                try:
+                    chunk = os.read(descriptor, _CHUNK_BYTES)
+                except BlockingIOError:
+                    more.clear()
+                    continue
+                if not chunk:
+                    return
                 self._left -= len(chunk)
                 if not sink.add(chunk):
                     self._enough = True
@@ -228,8 +237,9 @@ class _Running:
                 if self._left < 0:
                     self._kill(f"it printed more than {self._limits.printed_bytes} bytes")
                     return
+                await asyncio.sleep(0)  # a program that prints without end does not hold the loop
         finally:
-            transport.close()
+            loop.remove_reader(descriptor)
 
     async def _watch(self) -> None:
         """Kill a program that uses more than it may."""
