@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,7 +119,6 @@ class Beginning:
         # What the model was told once stays what it was told, whichever host goes on.
         notes = bench.notes if self.state.notes is None else self.state.notes
         self.journal.notes = notes
-        begun_at = self.state.begun_at
         params = fork_params(
             request,
             snapshot,
@@ -129,7 +127,6 @@ class Beginning:
             tool_filter=bench.tool_filter,
             token=self.token,
             on_message=feed.show,
-            elapsed_s=max(0.0, time.time() - begun_at) if begun_at else 0.0,
             file_state=bench.workspace.translated(file_state),
             notes=notes,
             answers=await answers_of(request, resolve),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,8 @@ from nexofork_daemon.purses import RunBudget
 from nexofork_daemon.rebuilding import LeftCall, Rebuilt, rebuild
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nexofork.bus.pickup import Delivery
     from nexofork.engine.journal import RecordedTurn
     from nexofork_daemon.host import Host
@@ -55,6 +57,8 @@ log = logging.getLogger(__name__)
 
 _ABORT_LEASES = 8
 """How many leases after an abort a run is ended by a daemon that does not have it."""
+_LEAST_S = 0.1
+"""What a run whose time is up gets, so that it ends as timed out."""
 
 
 class Execution:
@@ -167,7 +171,7 @@ class Execution:
                 log.info("run %s: let go, epoch %d has it", self.run_id, epoch)
                 return
             tip = entries[-1].seq if entries else 0
-            journal = LogJournal(self._log, self._host.blobs, self.token, epoch=self._epoch or epoch + 1, seq=tip)
+            journal = self._journal(self._epoch or epoch + 1, tip)
             abort = next((one for one in messages if isinstance(one, AbortEvent)), None)
             abort = abort or await self._log.inbox_abort()
             result = self._failed(self._request, problem, ForkStatus.FAILED)
@@ -310,7 +314,7 @@ class Execution:
             await self._give_up(request, state)
             return None
         epoch = state.epoch + 1
-        journal = LogJournal(self._log, self._host.blobs, self.token, epoch=epoch, seq=state.tip)
+        journal = self._journal(epoch, state.tip)
         if state.problem is not None:
             await self._finish(journal, self._failed(request, state.problem, ForkStatus.FAILED))
             return None
@@ -336,6 +340,10 @@ class Execution:
             metrics.waited_in_queue(self._host.clock.now() - self._delivery.stored_at)
         return journal
 
+    def _journal(self, epoch: int, seq: int) -> LogJournal:
+        lease_s = self._host.settings.lease_s
+        return LogJournal(self._log, self._host.blobs, self.token, epoch=epoch, seq=seq, lease_s=lease_s)
+
     async def _give_up(self, request: Requested, state: Rebuilt) -> None:
         """End a run that keeps losing its daemons, with what it has reached and cost."""
         lost = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
@@ -343,7 +351,7 @@ class Execution:
         calls = tuple(call for number, turn in enumerate(state.history, start=1) for call in _calls_of(number, turn))
         texts = [turn.reply.text for turn in state.history if turn.reply.text.strip()]
         result = replace(failed, end="epoch_limit", calls=calls, final_text=texts[-1] if texts else "")
-        journal = LogJournal(self._log, self._host.blobs, self.token, epoch=state.epoch, seq=state.tip)
+        journal = self._journal(state.epoch, state.tip)
         await self._finish(journal, result)
 
     async def _owned(self, request: Requested, state: Rebuilt, journal: LogJournal) -> None:
@@ -357,11 +365,13 @@ class Execution:
             keeper = Keeper(
                 self._host, self._log, journal, self.token, delivery=lambda: self._delivery, news=self._news
             )
+            journal.confirm = keeper.confirm
             keeping = [tasks.create_task(keeper.renew()), tasks.create_task(keeper.watch_log())]
             if request.on_parent_gone == "abort" and request.parent.heartbeat_s and request.parent.id:
                 keeping.append(tasks.create_task(keeper.watch_parent(request.parent)))
             try:
-                await self._finish(journal, await self._result(request, state, journal))
+                with self._host.leases.holding(self.run_id, keeper), self._deadline(request, state):
+                    await self._finish(journal, await self._result(request, state, journal))
             except BusError as exc:
                 failure = exc  # raised inside, the group would wrap it
             finally:
@@ -369,6 +379,21 @@ class Execution:
                     task.cancel()
         if failure is not None:
             raise failure
+
+    @contextmanager
+    def _deadline(self, request: Requested, state: Rebuilt) -> Iterator[None]:
+        """End the run when its time is up; the time that earlier daemons had counts."""
+        if request.timeout_s is None:
+            yield
+            return
+        passed_s = max(0.0, self._host.clock.now() - state.begun_at) if state.begun_at else 0.0
+        left_s = max(request.timeout_s - passed_s, _LEAST_S)
+        note = f"no end within {request.timeout_s:g} s"
+        timer = asyncio.get_running_loop().call_later(left_s, self.token.abort, AbortReason.DEADLINE, note)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _result(self, request: Requested, state: Rebuilt, journal: LogJournal) -> ForkResult:
         beginning = Beginning(
@@ -386,7 +411,7 @@ class Execution:
         try:
             async with AsyncExitStack() as at_end:
                 run, bench = await beginning.begin(at_end)
-                result = _since_first_claim(await run.run(), state)
+                result = _since_first_claim(await run.run(), state, self._host.clock.now())
                 result = await bench.closed(result)
         except RunAborted as exc:
             self.token.abort(AbortReason.PARENT, exc.event.note)
@@ -529,11 +554,11 @@ def _ended_by(abort: AbortEvent, result: ForkResult) -> ForkResult:
     return replace(result, status=ForkStatus.ABORTED, end="parent", abort=cause, error=cause.note or None)
 
 
-def _since_first_claim(result: ForkResult, state: Rebuilt) -> ForkResult:
-    """Return the result with the time that earlier daemons took counted in; their clock may differ from ours."""
+def _since_first_claim(result: ForkResult, state: Rebuilt, now: float) -> ForkResult:
+    """Return the result with the time that earlier daemons took counted in; `now` is by the server's clock."""
     if not state.begun_at:
         return result
-    return replace(result, duration_ms=max(result.duration_ms, round((time.time() - state.begun_at) * 1000)))
+    return replace(result, duration_ms=max(result.duration_ms, round((now - state.begun_at) * 1000)))
 
 
 def _calls_of(number: int, turn: RecordedTurn) -> list[CallRecord]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.inboxes import Inboxes
+    from nexofork_daemon.keeper import Leases
     from nexofork_daemon.leaving import Leaving
     from nexofork_daemon.ledger import DaemonLedger
     from nexofork_daemon.purses import Purses
@@ -40,5 +41,6 @@ class Host:
     inboxes: Inboxes
     peers: Peers
     leaving: Leaving
+    leases: Leases
     purses: Purses
     ledger: DaemonLedger

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nexofork.bus.failures import PayloadTooLarge, RunAborted
 from nexofork.engine.abort import AbortReason
@@ -25,7 +25,7 @@ from nexofork.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.run_log import RunLog
@@ -39,12 +39,17 @@ if TYPE_CHECKING:
 
 __all__ = ["LogJournal", "SideEffectsOnly"]
 
+_LINGER_S = 5.0
+
 
 class LogJournal:
     """The journal of one epoch of one run."""
 
-    def __init__(self, log: RunLog, blobs: BlobStore, token: AbortToken, *, epoch: int, seq: int) -> None:
+    def __init__(
+        self, log: RunLog, blobs: BlobStore, token: AbortToken, *, epoch: int, seq: int, lease_s: float
+    ) -> None:
         self._log = log
+        self._lease_s = lease_s
         self._blobs = blobs
         self._token = token
         self._lock = asyncio.Lock()
@@ -57,12 +62,23 @@ class LogJournal:
         """Sequence of the newest entry this writer knows of."""
         self.turn = 0
         """The newest turn this writer recorded, or went on from."""
+        self.confirmed_at = time.monotonic()
+        """When the server was asked for what it confirmed last: an append or a renewal. Until a lease later the run is
+        surely ours."""
+        self.confirm: Callable[[], Awaitable[None]] = _until_cancelled
+        """Returns once the server has confirmed again that the run is ours."""
 
     async def call_started(self, call: OutgoingCall) -> None:
-        """Announce a model call before it is sent."""
+        """Announce a model call before it is sent, and make sure that the run is still ours."""
         if self.announced:
             self.announced = False
-            return
+        else:
+            await self._announce(call)
+        # The process may have been stopped since: a call of a run that another daemon has would be paid for nothing.
+        while time.monotonic() - self.confirmed_at > self._lease_s:
+            await self.confirm()
+
+    async def _announce(self, call: OutgoingCall) -> None:
         await self.write(
             CallStarted(
                 epoch=self.epoch,
@@ -171,11 +187,16 @@ class LogJournal:
             BusError: The run is lost, or NATS was not reached in time.
         """
         async with self._lock:
-            try:
-                self.seq = await self._log.append(report, after=self.seq)
-            except RunAborted as exc:
-                self.seq = exc.seq
-                raise
+            await _to_its_end(self._append(report))
+
+    async def _append(self, report: Report) -> None:
+        asked_at = time.monotonic()
+        try:
+            self.seq = await self._log.append(report, after=self.seq)
+        except RunAborted as exc:
+            self.seq = exc.seq
+            raise
+        self.confirmed_at = max(self.confirmed_at, asked_at)
 
 
 class SideEffectsOnly:
@@ -205,6 +226,19 @@ class SideEffectsOnly:
 
     async def compacted(self, turn: int, compaction: Compaction) -> None:
         """Keep nothing."""
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run something to its end even where the caller is cancelled: what it has sent may be stored all the same."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait([task], timeout=_LINGER_S)
+        if not task.cancel() and not task.cancelled():
+            task.exception()  # its reader is gone
+        raise
 
 
 async def _until_cancelled() -> NoReturn:

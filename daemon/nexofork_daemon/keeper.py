@@ -10,26 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from nexofork.bus.reading import last_of
+from nexofork.bus.reading import last_of, last_of_many
 from nexofork.engine.abort import AbortReason
 from nexofork.errors import BadMessage, BusError
-from nexofork.wire.messages import AbortEvent, Claimed, decode_event
+from nexofork.wire.messages import AbortEvent, Claimed, decode_event, decode_report
 from nexofork.wire.streams import log_stream
-from nexofork.wire.subjects import events
+from nexofork.wire.subjects import events, run_filter, run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
+    from nexofork.bus.connection import Bus
     from nexofork.bus.pickup import Delivery
+    from nexofork.bus.reading import Stored
     from nexofork.bus.run_log import RunLog
     from nexofork.engine.abort import AbortToken
     from nexofork.wire.messages import Parent, Requested
     from nexofork_daemon.host import Host
     from nexofork_daemon.journal import LogJournal
 
-__all__ = ["Keeper", "read_event"]
+__all__ = ["Keeper", "Leases", "read_event"]
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +40,56 @@ _LOOK_AGAIN_S = 0.5
 _MISSED_HEARTBEATS = 3
 
 
+class Leases:
+    """Looks for all runs of a daemon at once whether they are still its own.
+
+    The server renews the delivery of a daemon that has lost the run, so a renewal says nothing. The newest report does.
+    """
+
+    def __init__(self, bus: Bus, *, pool: str, lease_s: float) -> None:
+        self._bus = bus
+        self._pool = pool
+        self._every_s = lease_s / 3
+        self._held: dict[str, Keeper] = {}
+
+    @contextmanager
+    def holding(self, run_id: str, keeper: Keeper) -> Iterator[None]:
+        """Look after a run for as long as the block."""
+        self._held[run_id] = keeper
+        try:
+            yield
+        finally:
+            if self._held.get(run_id) is keeper:
+                del self._held[run_id]
+
+    async def watch(self) -> None:
+        """Look three times per lease, and after each reconnect; ends with its task."""
+        wake = asyncio.Event()
+        remove = self._bus.on_reconnect(wake.set)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(self._every_s):
+                        await wake.wait()
+                except TimeoutError:
+                    pass
+                wake.clear()
+                try:
+                    await self._look()
+                except BusError as exc:
+                    log.info("the logs of the running forks could not be looked at: %s", exc)
+        finally:
+            remove()
+
+    async def _look(self) -> None:
+        held = dict(self._held)
+        filters = [run_filter(run_id, self._pool) for run_id in held]
+        for newest in await last_of_many(self._bus, log_stream(self._pool), filters):
+            held[run_of(newest.subject)].saw(newest)
+
+
 class Keeper:
-    """The tasks beside one claimed run."""
+    """The tasks that run alongside one claimed run."""
 
     def __init__(
         self,
@@ -82,14 +133,40 @@ class Keeper:
                     pass
                 wake.clear()
                 gap = time.monotonic() - renewed_at
-                if await self._delivery().renew():
+                if await self._renewed():
                     renewed_at = time.monotonic()
                 if gap > lease_s:
                     self._news.set()
-                else:
-                    await self._try(self._look_at_events)
         finally:
             remove()
+
+    async def confirm(self) -> None:
+        """Return once the request is renewed and the log says that the run is still ours; else the token is thrown."""
+        while not (await self._renewed() and await self._try(self._look)):  # noqa: ASYNC110 - NATS is asked, it does not tell
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        if self._token.cause is not None:
+            await asyncio.get_running_loop().create_future()  # the run is being cancelled
+
+    async def _renewed(self) -> bool:
+        asked_at = time.monotonic()
+        if not await self._delivery().renew():
+            return False
+        self._journal.confirmed_at = max(self._journal.confirmed_at, asked_at)
+        return True
+
+    def saw(self, newest: Stored) -> None:
+        """Take note of the newest message on one of the run's subjects."""
+        if newest.subject.endswith(".events"):
+            event = read_event(newest.data)
+            if isinstance(event, AbortEvent):
+                self._token.abort(AbortReason.PARENT, event.note)
+            return
+        try:
+            report = decode_report(newest.data)
+        except BadMessage:
+            return
+        if report.epoch > self._journal.epoch:
+            self._token.abort(AbortReason.LEASE_LOST, f"epoch {report.epoch} has it, ours is {self._journal.epoch}")
 
     async def watch_log(self) -> None:
         """Look at the log whenever something suggests that it has news."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob
+from nexofork.bus.reading import stored_at
 from nexofork.core.usage import Usage
 from nexofork.engine.ledger import CallFacts
 from nexofork.engine.recording import LoggedTurn, logged_turns
@@ -66,7 +67,7 @@ class Rebuilt:
     epoch: int = 0
     """The highest one claimed; 0 where nobody has."""
     begun_at: float | None = None
-    """Unix time of the first claim: the run's timeout counts from there."""
+    """When the first claim was stored, by the server's clock: the run's timeout counts from there."""
     losses: int = 0
     """How many daemons had it and neither finished it nor handed it over."""
     request: int | None = None
@@ -109,7 +110,8 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
         match entry.message:
             case Claimed() as claimed:
                 epoch, request = max(epoch, claimed.epoch), claimed.request
-                begun_at = claimed.at if begun_at is None else begun_at
+                if begun_at is None:
+                    begun_at = stored_at(entry.raw) or claimed.at
             case ToolStarted() as started:
                 side_effects = side_effects or not started.read_only
             case HandedOver():

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SnapshotShelf", "fork_params"]
 
-_LEAST_S = 0.001
 _KEPT = 4
 """Snapshots kept for the next request although no fork uses them; those in use are kept by their forks."""
 
@@ -94,12 +93,11 @@ def fork_params(
     tool_filter: ToolFilter,
     token: AbortToken,
     on_message: Callable[[ForkEvent], object],
-    elapsed_s: float = 0.0,
     file_state: dict[str, str] | None = None,
     notes: Sequence[str] = (),
     answers: Mapping[str, bytes] | None = None,
 ) -> ForkParams:
-    """Return the fork a request asks for, with the time that earlier daemons have used up taken off its limit.
+    """Return the fork a request asks for.
 
     Raises:
         ForkRefused: The request's permissions cannot be meant.
@@ -112,7 +110,7 @@ def fork_params(
         llm=llm,
         tool_dispatcher=tools,
         on_message=on_message,
-        timeout=max(request.timeout_s - elapsed_s, _LEAST_S) if request.timeout_s is not None else None,
+        timeout=None,  # the daemon counts it from the first claim
         external_abort=token,
     )
 

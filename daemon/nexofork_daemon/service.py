@@ -28,6 +28,7 @@ from nexofork_daemon.dials import Dials
 from nexofork_daemon.execution import Execution
 from nexofork_daemon.host import Host
 from nexofork_daemon.inboxes import Inboxes
+from nexofork_daemon.keeper import Leases
 from nexofork_daemon.leaving import Leaving
 from nexofork_daemon.ledger import DaemonLedger
 from nexofork_daemon.logs import add_facts
@@ -99,6 +100,7 @@ async def run_daemon(
         inboxes=Inboxes(bus, pool=settings.pool),
         peers=peers,
         leaving=Leaving(provider, peers, workbench=workbench, instance=settings.instance),
+        leases=Leases(bus, pool=settings.pool, lease_s=settings.lease_s),
         purses=Purses(bus, pool=settings.pool),
         ledger=DaemonLedger(bus, identity),
     )
@@ -148,7 +150,13 @@ class _Service:
         self._changed = asyncio.Event()
         self._board = PresenceBoard(host.bus)
         self._runs: asyncio.TaskGroup | None = None
-        self._pickup = Pickup(host.bus, pool=host.settings.pool, free_slots=self._free_slots, deliver=self._deliver)
+        self._pickup = Pickup(
+            host.bus,
+            pool=host.settings.pool,
+            free_slots=self._free_slots,
+            deliver=self._deliver,
+            lease_s=host.settings.lease_s,
+        )
         self._counted = dials.slots
         """How many slots the metrics know of."""
         dials.on_change(self._turned)
@@ -161,6 +169,7 @@ class _Service:
             accounting = tasks.create_task(self._host.purses.run())
             booking = tasks.create_task(self._host.ledger.write())
             beating = tasks.create_task(self._watch.beat())
+            watching = tasks.create_task(self._host.leases.watch())
             self._tell()
             tending = tasks.create_task(self._host.workbench.tend())
             metrics.expect_runs(status.value for status in ForkStatus if status.over)
@@ -181,6 +190,7 @@ class _Service:
             accounting.cancel()
             booking.cancel()
             beating.cancel()
+            watching.cancel()
             tending.cancel()
         await self._host.ledger.close()
         if self._host.bus.connected:

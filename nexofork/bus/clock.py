@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
 
-__all__ = ["ServerClock"]
+__all__ = ["ServerClock", "steady_time"]
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +23,18 @@ _FRESH_S = 300.0
 _NOTABLE_S = 5.0
 
 
+_AT_START = time.time() - time.monotonic()
+
+
+def steady_time() -> float:
+    """Return the Unix time of the process's start plus what has passed since; setting the clock does not change it."""
+    return _AT_START + time.monotonic()
+
+
 class ServerClock:
     """Tells the server's time from our own clock and the difference that was last seen."""
 
-    def __init__(self, bus: Bus, stream: str, *, own: Callable[[], float] = time.time) -> None:
+    def __init__(self, bus: Bus, stream: str, *, own: Callable[[], float] = steady_time) -> None:
         """Start with our own time.
 
         Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from nexofork.bus.clock import ServerClock
+from nexofork.bus.clock import ServerClock, steady_time
 from nexofork.bus.failures import WrongTip
 from nexofork.bus.jetstream import expect_last, store
 from nexofork.bus.reading import last_of
@@ -68,7 +68,7 @@ class _Leading:
 class FleetWarmth:
     """One daemon's view of the board."""
 
-    def __init__(self, bus: Bus, *, by: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, bus: Bus, *, by: str, clock: Callable[[], float] = steady_time) -> None:
         """Prepare to look at the board.
 
         Args:

@@ -29,7 +29,14 @@ from nexofork.engine.outlook import plan_fan_out, prefix_key, ttl_of
 from nexofork.engine.quoting import CallQuotes
 from nexofork.engine.result import CallRecord
 from nexofork.errors import ProviderError
-from nexofork.providers.provider import CallRetried, MessageFinished, MessageStarted, ModelRequest, TextDelta
+from nexofork.providers.provider import (
+    CallRepeated,
+    CallRetried,
+    MessageFinished,
+    MessageStarted,
+    ModelRequest,
+    TextDelta,
+)
 from nexofork.telemetry import metrics
 from nexofork.telemetry.spans import cache_break_detected
 from nexofork.telemetry.work import ChatTrace, chat_span
@@ -265,8 +272,6 @@ class ModelCalls:
         if not attempt.sent_at:
             attempt.reservation.settle(Usage())
             return
-        if outcome == "unconfirmed" and time.time() < attempt.sent_at:
-            outcome, error = "failed", "it was not sent: the run ended before it was tried again"
         known = self._progress.open
         usage = reply.usage if reply else known.usage if known else None
         message_id = (reply.message_id or "") if reply else known.message_id if known else ""
@@ -312,9 +317,13 @@ class ModelCalls:
                             self._emit(TextStreamed(run_id=self._run_id, text=event.text))
                         case CallRetried():
                             traced.retried(event.error, event.delay_s)
-                            attempt = await self._again(request, attempt, event)
+                            self._failed_once(attempt, event)
                             if lead is not None:
                                 lead.pauses(event.delay_s)
+                        case CallRepeated():
+                            # Announced after the pause: a daemon that loses the run during it never sends the attempt.
+                            attempt = await self._reserve(attempt.turn, request, summary=attempt.summary)
+                            await self._announce(attempt)
                         case MessageFinished():
                             traced.finished(event.reply, attempts=attempt.number)
                             await self._finished(event.reply, attempt)
@@ -330,21 +339,13 @@ class ModelCalls:
         """Say whether a failed attempt may have been billed: not where the provider answered with an error."""
         return "unconfirmed" if self._progress.open is not None or error.status in (None, 200) else "failed"
 
-    async def _again(self, request: ModelRequest, attempt: _Attempt, retried: CallRetried) -> _Attempt:
-        """Close an attempt that failed and begin the next one."""
+    def _failed_once(self, attempt: _Attempt, retried: CallRetried) -> None:
+        """Close an attempt that failed and will be repeated."""
         self._close(attempt, self._outcome(retried.error), error=str(retried.error))
         self._progress.cut_off()
         self._emit(
             CallFailedOnce(run_id=self._run_id, turn=attempt.turn, error=str(retried.error), delay_s=retried.delay_s)
         )
-        following = await self._reserve(attempt.turn, request, summary=attempt.summary)
-        try:
-            await self._announce(following)
-        except BaseException:
-            self._close(following, "failed")  # it was never sent
-            raise
-        following.sent_at += retried.delay_s
-        return following
 
     async def _finished(self, reply: Reply, attempt: _Attempt) -> None:
         self._close(attempt, "confirmed", reply)

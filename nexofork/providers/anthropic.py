@@ -22,7 +22,7 @@ from nexofork.providers.capture import uncaptured
 from nexofork.providers.diagnosis import failure_of_exception, id_in
 from nexofork.providers.failures import ConnectionLost, Unauthorized
 from nexofork.providers.outgoing import Pieces, headers_of, http_client, path_of
-from nexofork.providers.provider import CallRetried
+from nexofork.providers.provider import CallRepeated, CallRetried
 from nexofork.providers.reading import ResponseReader, refusal_of
 from nexofork.providers.retry import RetryPolicy
 
@@ -127,7 +127,8 @@ class AnthropicProvider:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ProviderEvent]:
         """Send the bytes and yield what happens; ends with `MessageFinished` or raises.
 
-        A failed attempt that may be repeated is announced by `CallRetried` and repeated from scratch.
+        A failed attempt that may be repeated is announced by `CallRetried`. After its pause comes `CallRepeated`, and
+        then it is sent again from scratch.
 
         Raises:
             ProviderError: The call failed and retrying did not help or would not; a note says how often it was tried.
@@ -150,6 +151,7 @@ class AnthropicProvider:
                 retried = CallRetried(attempt=attempt, error=error, delay_s=delay_s)
             yield retried
             await self._sleep(retried.delay_s)
+            yield CallRepeated()
 
     async def _open(self, request: ModelRequest) -> ResponseReader:
         """Send the body and wait for the response to begin."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockFinished",
+    "CallRepeated",
     "CallRetried",
     "MessageFinished",
     "MessageStarted",
@@ -84,7 +85,12 @@ class CallRetried:
     delay_s: float
 
 
-ProviderEvent: TypeAlias = MessageStarted | TextDelta | BlockFinished | MessageFinished | CallRetried
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRepeated:
+    """The pause after a failed attempt is over; the next attempt is sent when the consumer asks for the next event."""
+
+
+ProviderEvent: TypeAlias = MessageStarted | TextDelta | BlockFinished | MessageFinished | CallRetried | CallRepeated
 
 
 class Provider(Protocol):

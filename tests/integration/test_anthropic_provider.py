@@ -26,6 +26,7 @@ from nexofork.providers.failures import (
 )
 from nexofork.providers.provider import (
     BlockFinished,
+    CallRepeated,
     CallRetried,
     MessageFinished,
     MessageStarted,
@@ -339,7 +340,8 @@ async def test_a_passing_fault_is_announced_and_survived(
         assert [(type(event.error), event.attempt) for event in retried] == [(named, 1)]
         assert rig.slept == [retried[0].delay_s]
         after = events[events.index(retried[0]) + 1 :]
-        assert isinstance(after[0], MessageStarted)
+        assert isinstance(after[0], CallRepeated)
+        assert isinstance(after[1], MessageStarted)
         assert "".join(event.text for event in after if isinstance(event, TextDelta)) == "Here I am."
         assert sim.body(0) == sim.body(1) == bytes(request.body)
         if "retry_after" in fault:
