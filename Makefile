@@ -12,7 +12,7 @@ help:
 	@echo "make check     lint and types only"
 	@echo "make fmt       format the code"
 	@echo "make bench     measure what the README claims, beside the alternative"
-	@echo "make chaos     the crash tests at length"
+	@echo "make chaos     the crash tests at length, and random faults on real processes"
 	@echo "make fuzz      judge 200,000 shell commands, run what is allowed in a jail, see that nothing changes"
 	@echo "make manual    write docs/cli.md from the commands' help, docs/protocol.md from the wire models"
 	@echo "make lock      take the newest allowed libraries into the container image"
@@ -56,8 +56,10 @@ fmt: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+# CHAOS_SEED, CHAOS_MINUTES and CHAOS_SERVERS choose the faults, the time and one or three NATS servers.
 chaos: setup
 	$(BIN)/pytest -m chaos --timeout 900
+	$(BIN)/python -m tests.chaos
 
 fuzz: programs setup
 	$(BIN)/pytest -m fuzz --timeout 7200

@@ -1,0 +1,1 @@
+"""Faults at random against real processes, judged from outside."""

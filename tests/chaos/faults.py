@@ -1,0 +1,236 @@
+"""The faults: a schedule that a seed fixes, and what carries each of them out.
+
+A fault returns what showed that it took effect. One without such evidence is a fault of the harness, and fails the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.chaos.gate import ProviderFault
+from tests.chaos.world import LEASE_S
+
+if TYPE_CHECKING:
+    from tests.chaos.wires import Mode
+    from tests.chaos.work import Work
+    from tests.chaos.world import Daemon, World
+
+__all__ = ["Faults", "Happened", "Planned", "schedule"]
+
+_DAEMON = {"kill": 10, "stop": 10, "term": 4, "cut": 6, "half_open": 5, "delay": 4, "full_disk": 3, "clock_jump": 3}
+_OTHER = {
+    **{"server_restart": 3, "leader_kill": 3},
+    **{"p429": 3, "p529": 3, "p500": 2, "pcut": 3, "phang": 3, "pslow": 2, "provider_restart": 2, "parent_kill": 6},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One fault to come."""
+
+    after_s: float
+    """Since the fault before it."""
+    kind: str
+    target: int
+    """Which daemon or server, counted from zero."""
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """One fault that was carried out; times are Unix times."""
+
+    kind: str
+    target: str
+    began: float
+    ended: float
+    evidence: str
+    """Empty where it did not take effect."""
+
+
+def schedule(seed: int, *, minutes: float, daemons: int, servers: int, without: frozenset[str]) -> list[Planned]:
+    """Return the faults of a seed, in order."""
+    chance = random.Random(seed)
+    weights = {**_DAEMON, **_OTHER}
+    if servers < 3:
+        weights.pop("leader_kill")
+    kinds = [kind for kind in weights if kind not in without]
+    found, at = list[Planned](), 0.0
+    while at < minutes * 60:
+        after = chance.uniform(0.8, 4.0)
+        [kind] = chance.choices(kinds, [weights[kind] for kind in kinds])
+        lasts = chance.uniform(0.3, 3.0) * LEASE_S
+        found.append(Planned(after_s=after, kind=kind, target=chance.randrange(daemons), lasts_s=lasts))
+        at += after
+    return found
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """Carries a schedule out."""
+
+    world: World
+    work: Work
+    happened: list[Happened] = field(default_factory=list)
+    kills: list[tuple[str, float]] = field(default_factory=list)
+    """Daemons that were killed, and when."""
+    _busy: set[str] = field(default_factory=set)
+
+    async def run(self, planned: list[Planned], until: float) -> None:
+        """Begin one fault after the other; several may be under way at once, but only one on the same thing."""
+        async with asyncio.TaskGroup() as tasks:
+            for fault in planned:
+                await asyncio.sleep(fault.after_s)
+                if time.time() >= until:
+                    return
+                thing = self._thing(fault)
+                if thing in self._busy:
+                    continue
+                self._busy.add(thing)
+                tasks.create_task(self._carried_out(fault, thing))
+
+    def _thing(self, fault: Planned) -> str:
+        if fault.kind in _DAEMON:
+            return self.world.daemons[fault.target].name
+        if fault.kind in ("server_restart", "leader_kill"):
+            return "nats"
+        return "parent" if fault.kind == "parent_kill" else "provider"
+
+    async def _carried_out(self, fault: Planned, thing: str) -> None:
+        began = time.time()
+        try:
+            if fault.kind in _DAEMON:
+                evidence = await self._on_daemon(fault, self.world.daemons[fault.target])
+            elif thing == "nats":
+                evidence = await self._on_nats(fault)
+            elif thing == "parent":
+                evidence = self._kill_parent()
+            else:
+                evidence = await self._on_provider(fault)
+        finally:
+            self._busy.discard(thing)
+        if evidence != "-":
+            self.happened.append(
+                Happened(kind=fault.kind, target=thing, began=began, ended=time.time(), evidence=evidence)
+            )
+
+    async def _on_daemon(self, fault: Planned, daemon: Daemon) -> str:
+        daemon.fault, pid = fault.kind, daemon.pid
+        match fault.kind:
+            case "kill":
+                self.kills.append((daemon.name, time.time()))
+                daemon.signal(signal.SIGKILL)
+                code = await daemon.gone()
+                await asyncio.sleep(min(fault.lasts_s, 3.0))
+                daemon.start()
+                evidence = f"pid {pid} ended with {code}" if code == -signal.SIGKILL else ""
+            case "term":
+                daemon.signal(signal.SIGTERM)
+                code = await daemon.gone()
+                daemon.start()
+                evidence = f"pid {pid} ended with {code}" if code == 0 else ""
+            case "stop":
+                daemon.signal(signal.SIGSTOP)
+                await asyncio.sleep(0.2)
+                evidence = "stopped" if daemon.stopped() else ""
+                await asyncio.sleep(fault.lasts_s)
+                daemon.signal(signal.SIGCONT)
+            case "cut" | "half_open" | "delay":
+                mode: Mode = fault.kind
+                daemon.wires.become(mode, delay_s=0.1)
+                await asyncio.sleep(fault.lasts_s)
+                hits = daemon.wires.hits
+                daemon.wires.become("pass")
+                evidence = f"{hits} hits" if hits else ""
+            case "full_disk":
+                evidence = await self._fill(daemon, fault.lasts_s)
+            case _:
+                daemon.clock.write_text(f"{random.Random(fault.after_s).choice(('+', '-'))}3600\n")
+                await asyncio.sleep(max(fault.lasts_s, 3.0))
+                evidence = "the clock file was changed"
+                daemon.clock.write_text("+0\n")
+        await self.world.until_ready(daemon)
+        return evidence
+
+    async def _fill(self, daemon: Daemon, lasts_s: float) -> str:
+        path = daemon.state / "filler"
+        with suppress(OSError), open(path, "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(1 << 20))
+        free = os.statvfs(daemon.state).f_bavail
+        await asyncio.sleep(lasts_s)
+        path.unlink()
+        return "no block was free" if free < 256 else ""
+
+    async def _on_nats(self, fault: Planned) -> str:
+        servers = self.world.servers
+        server = servers[fault.target % len(servers)]
+        if fault.kind == "leader_kill":
+            leader = await self._leader()
+            server = next(one for one in servers if one.name == leader)
+        pid = server.pid
+        server.signal(signal.SIGKILL)
+        await server.gone()
+        await asyncio.sleep(min(fault.lasts_s, 6.0) if len(servers) > 1 else min(fault.lasts_s, 2.0))
+        server.start()
+        give_up = time.time() + 60
+        while not server.healthy():
+            if time.time() > give_up:
+                return ""
+            await asyncio.sleep(0.1)
+        if fault.kind == "leader_kill" and await self._leader() == "":
+            return ""
+        return f"{server.name}: pid {pid} became {server.pid}"
+
+    async def _leader(self) -> str:
+        for _ in range(100):
+            with suppress(Exception):
+                reply = await self.world.client.request("$JS.fork.API.STREAM.INFO.FORK", b"", timeout=2)
+                if leader := json.loads(reply.data).get("cluster", {}).get("leader", ""):
+                    return str(leader)
+            await asyncio.sleep(0.2)
+        return ""
+
+    async def _on_provider(self, fault: Planned) -> str:
+        provider, gate = self.world.provider, self.world.gate
+        if fault.kind == "provider_restart":
+            pid = provider.pid
+            provider.signal(signal.SIGKILL)
+            await provider.gone()
+            await asyncio.sleep(min(fault.lasts_s, 2.0))
+            provider.start()
+            give_up = time.time() + 60
+            while '"ready"' not in provider.said_last() and time.time() < give_up:
+                await asyncio.sleep(0.05)
+            return f"pid {pid} became {provider.pid}"
+        kinds = {
+            "p429": ProviderFault(kind="status", status=429, retry_after_s=1.0, left=20),
+            "p529": ProviderFault(kind="status", status=529, left=20),
+            "p500": ProviderFault(kind="status", status=500, left=10),
+            "pcut": ProviderFault(kind="cut", left=10),
+            "phang": ProviderFault(kind="hang", left=6),
+            "pslow": ProviderFault(kind="slow", left=20),
+        }
+        gate.fault = kinds[fault.kind]
+        await asyncio.sleep(fault.lasts_s)
+        while not gate.fault.hits and self.work.asked.keys() - self.work.over:  # the next call feels it
+            await asyncio.sleep(0.1)
+        hits = gate.fault.hits
+        gate.fault.over.set()
+        gate.fault = None
+        return f"{hits} calls" if hits else "-"
+
+    def _kill_parent(self) -> str:
+        waiting = [process for process, _ in self.work.parents if process.poll() is None]
+        if not waiting:
+            return "-"  # nothing to kill, so it did not happen
+        waiting[0].kill()
+        return f"pid {waiting[0].pid}"

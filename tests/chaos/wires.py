@@ -1,0 +1,106 @@
+"""TCP wires from one daemon to the NATS servers, which can be cut, swallow everything, or be slow."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Literal, TypeAlias
+
+__all__ = ["Mode", "Wires"]
+
+Mode: TypeAlias = Literal["pass", "cut", "half_open", "delay"]
+_CHUNK = 1 << 16
+
+
+class Wires:
+    """One daemon's connections to all servers."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self._ports = ports
+        self._servers: list[asyncio.Server] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._mode: Mode = "pass"
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self.delay_s = 0.0
+        self.hits = 0
+        """How often the fault in force was felt: connections cut or refused, chunks held or delayed."""
+
+    @property
+    def urls(self) -> str:
+        """Where the daemon connects."""
+        ports = [server.sockets[0].getsockname()[1] for server in self._servers]
+        return ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+
+    async def open(self) -> None:
+        """Listen, one port per server."""
+        for port in self._ports:
+            serve = _Serve(self, port)
+            self._servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
+
+    async def close(self) -> None:
+        """End everything."""
+        for server in self._servers:
+            server.close()
+        for task in [*self._tasks]:
+            task.cancel()
+
+    def become(self, mode: Mode, *, delay_s: float = 0.0) -> None:
+        """Change what happens to the bytes from here on."""
+        self._mode, self.delay_s, self.hits = mode, delay_s, 0
+        if mode == "half_open":
+            self._passing.clear()
+        else:
+            self._passing.set()
+        if mode == "cut":
+            for writer in self._writers:
+                self.hits += 1
+                writer.transport.abort()
+
+    async def serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Join one connection of the daemon with a server."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        far: asyncio.StreamWriter | None = None
+        try:
+            if self._mode == "cut":
+                self.hits += 1
+                return
+            await self._passing.wait()
+            far_reader, far = await asyncio.open_connection("127.0.0.1", port)
+            self._writers.add(far)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pump(reader, far))
+                both.create_task(self._pump(far_reader, writer))
+        except (OSError, ExceptionGroup):
+            pass
+        finally:
+            self._tasks.discard(task)
+            for one in (writer, far):
+                if one is not None:
+                    self._writers.discard(one)
+                    one.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(_CHUNK):
+            if not self._passing.is_set():
+                self.hits += 1
+                await self._passing.wait()
+            if self._mode == "delay":
+                self.hits += 1
+                await asyncio.sleep(self.delay_s)
+            writer.write(chunk)
+            await writer.drain()
+        raise ConnectionResetError
+
+
+class _Serve:
+    def __init__(self, wires: Wires, port: int) -> None:
+        self._wires, self._port = wires, port
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.CancelledError):
+            await self._wires.serve(self._port, reader, writer)

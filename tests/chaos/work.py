@@ -1,0 +1,344 @@
+"""What the runs do while things fail, and the parents that ask for them.
+
+Most requests are published as plain NATS messages, as a parent in another language would. Parents that are killed and
+runs with a git workspace use the command line. Effects are lines in files that only the children's commands write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nats.errors import Error as NatsError
+
+from tests.chaos.gate import mark_of
+
+if TYPE_CHECKING:
+    import random
+
+    from nats.aio.msg import Msg
+
+    from tests.chaos.world import World
+
+__all__ = ["POOL", "Asked", "Work", "stored"]
+
+POOL = "fork"
+_NEXOFORK = str(Path(sys.executable).with_name("nexofork"))
+_KINDS = {"plain": 30, "slow": 12, "effects": 22, "ask": 8, "timeout": 10, "git": 4, "parent": 4}
+_RETRY_S = 0.1
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """A run that was asked for."""
+
+    run_id: str
+    kind: str
+    at: float
+    steps: int = 0
+    """How many effects it has when all goes well."""
+    aborted: bool = False
+    """Whether an abort was stored."""
+    allowed: bool | None = None
+    """What its question was answered with."""
+    timeout_s: float | None = None
+
+
+@dataclass(kw_only=True)
+class Work:
+    """Asks for runs, answers their questions, aborts some of them."""
+
+    world: World
+    random: random.Random
+    outstanding: int = 48
+    """How many runs are open at once."""
+    asked: dict[str, Asked] = field(default_factory=dict)
+    over: set[str] = field(default_factory=set)
+    owners: dict[str, tuple[int, str, float]] = field(default_factory=dict)
+    """The newest claim of each run as far as it was heard: epoch, daemon, when."""
+    parents: list[tuple[subprocess.Popen[bytes], list[str]]] = field(default_factory=list)
+    """Parents that wait for their children now."""
+    problems: list[str] = field(default_factory=list)
+    _body: str = ""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def open(self) -> None:
+        """Listen to the reports, and write down what parents need."""
+        self._body = json.dumps(_request(), separators=(",", ":"))
+        folder = self.world.folder
+        (folder / "REQUEST.json").write_text(self._body)
+        _make_repository(folder / "repository")
+        await self.world.client.subscribe(f"live.{POOL}.*.reports", cb=self._heard)
+
+    async def run(self, until: float) -> None:
+        """Keep asking for runs until a time, then return; what is open goes on."""
+        kinds, weights = list(_KINDS), list(_KINDS.values())
+        async with asyncio.TaskGroup() as tasks:
+            while time.time() < until:
+                if len(self.asked) - len(self.over) >= self.outstanding:
+                    self._changed.clear()
+                    try:
+                        async with asyncio.timeout(1.0):
+                            await self._changed.wait()
+                    except TimeoutError:
+                        await self._look_for_ends()
+                    continue
+                [kind] = self.random.choices(kinds, weights)
+                await self._ask(kind, tasks)
+
+    async def _ask(self, kind: str, tasks: asyncio.TaskGroup) -> None:
+        if kind in ("git", "parent"):
+            tasks.create_task(self._by_command(kind))
+            await asyncio.sleep(0.3)
+            return
+        run = Asked(run_id=uuid.UUID(int=self.random.getrandbits(128)).hex[:20], kind=kind, at=time.time())
+        request = self._requested(run)
+        self.asked[run.run_id] = run
+        await self._published(run, request)
+        if self.random.random() < 0.08:
+            tasks.create_task(self._abort(run, self.random.uniform(0.0, 3.0)))
+
+    def _requested(self, run: Asked) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "v": 1,
+            "kind": "requested",
+            "id": run.run_id,
+            "headers": {"anthropic-version": "2023-06-01"},
+            "snapshot": {"text": self._body},
+            "label": run.kind,
+        }
+        turns: list[Any] = []
+        match run.kind:
+            case "slow":
+                turns = [{"text": 40 * "slow words ", "deltas": 30, "delta_delay_s": self.random.uniform(0.02, 0.15)}]
+            case "timeout":
+                run.timeout_s = round(self.random.uniform(0.3, 2.0), 2)
+                request["timeout_s"] = run.timeout_s
+                turns = [
+                    _effect(run, 1, 0.05),
+                    _effect(run, 2, 0.05),
+                    {"text": "end", "deltas": 20, "delta_delay_s": 0.1},
+                ]
+            case "effects":
+                run.steps = self.random.randint(1, 4)
+                turns = [_effect(run, step, self.random.choice((0, 0, 0.3, 1.5))) for step in range(1, run.steps + 1)]
+            case "ask":
+                run.steps, run.allowed = 1, self.random.random() < 0.7
+                turns = [_effect(run, 1, 0)]
+                request["permissions"] = {"mode": "bubble", "deadline_s": 30}
+        if run.kind in ("effects", "ask", "timeout"):
+            request["workspace"] = {"kind": "path", "path": str(self.world.effects)}
+        needs = [name for name in ("permissions", "workspace") if name in request]
+        request |= {"v": 2, "needs": needs} if needs else {}
+        turns.append({"text": "Scope: chaos\nResult: done"})
+        request["directive"] = f"{mark_of(run.run_id)} {run.kind}\n@sim {json.dumps(turns)}"
+        return request
+
+    async def _published(self, run: Asked, request: dict[str, Any]) -> None:
+        """Publish until the server confirms it; the compare-and-set makes a repetition harmless."""
+        headers = {
+            "Nats-Expected-Last-Subject-Sequence": "0",
+            "Nats-Expected-Last-Subject-Sequence-Subject": f"agent.{POOL}.{run.run_id}.*",
+        }
+        await _stored_at_last(
+            self.world, f"agent.{POOL}.{run.run_id}.events", json.dumps(request).encode(), headers, taken=(10071,)
+        )
+
+    async def _abort(self, run: Asked, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        event = {
+            "v": 1,
+            "kind": "abort",
+            "id": f"abort-{run.run_id}",
+            "at": time.time(),
+            "note": "chaos",
+            "by": "chaos",
+        }
+        data = json.dumps(event).encode()
+        for attempt in range(50):
+            tip = await stored(self.world, f"agent.{POOL}.{run.run_id}.*")
+            if tip is None or _is_final(tip):
+                return
+            headers = {
+                "Nats-Expected-Last-Subject-Sequence": str(tip["seq"]),
+                "Nats-Expected-Last-Subject-Sequence-Subject": f"agent.{POOL}.{run.run_id}.*",
+            }
+            subject = f"agent.{POOL}.{run.run_id}.events"
+            if await _stored_at_last(self.world, subject, data, headers, taken=(10071, 10164)):
+                run.aborted = True
+                return
+            await asyncio.sleep(0.01 * attempt)
+
+    async def _by_command(self, kind: str) -> None:
+        """Let the command line fork: for a git workspace and leave, or as a parent that waits and may be killed."""
+        runs = [
+            Asked(run_id=uuid.UUID(int=self.random.getrandbits(128)).hex[:20], kind=kind, at=time.time())
+            for _ in range(3)
+        ]
+        arguments = ["fork", "--request", str(self.world.folder / "REQUEST.json"), "--nats", self.world.urls, "--json"]
+        for run in runs:
+            self.asked[run.run_id] = run
+            run.steps = 1 if kind == "git" else 0
+            command = f"echo {run.run_id} >> children.txt && git add -A && git commit -qm {run.run_id}"
+            turns: list[Any] = [{"tools": [{"name": "Bash", "input": {"command": command}}]}] if kind == "git" else []
+            turns.append({"text": "Scope: chaos\nResult: done", "deltas": 10, "delta_delay_s": 0.05})
+            arguments += ["--run-id", run.run_id, "-d", f"{mark_of(run.run_id)} {kind}\n@sim {json.dumps(turns)}"]
+        if kind == "git":
+            arguments += ["--workspace", f"git:{self.world.folder / 'repository'}", "--detach"]
+        log = self.world.folder / "logs" / f"parent-{runs[0].run_id}"
+        with open(f"{log}.out", "wb") as out, open(f"{log}.err", "wb") as err:
+            process = subprocess.Popen([_NEXOFORK, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        ids = [run.run_id for run in runs]
+        self.parents.append((process, ids))
+        while process.poll() is None:
+            await asyncio.sleep(0.05)
+        self.parents.remove((process, ids))
+        if process.returncode == -9:
+            await self._attach(ids)
+        elif process.returncode not in (0, 1):
+            said = Path(f"{log}.err").read_text().strip()[-500:]
+            self.problems.append(f"a parent ended with {process.returncode}: {said}")
+
+    async def _attach(self, ids: list[str]) -> None:
+        """Be the parent that comes back: every run it had asked for gives its result."""
+        there = []
+        for run_id in ids:
+            if await stored(self.world, f"agent.{POOL}.{run_id}.*") is None:
+                self.over.add(run_id)
+                del self.asked[run_id]  # killed before it had asked
+            else:
+                there.append(run_id)
+        if not there:
+            return
+        process = await asyncio.create_subprocess_exec(
+            *(_NEXOFORK, "wait", *there, "--json", "--nats", self.world.urls),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        results = [json.loads(line) for line in out.splitlines()]
+        if sorted(result["run_id"] for result in results) != sorted(there):
+            self.problems.append(
+                f"a parent that came back got {len(results)} of {len(there)} results: {err.decode()[-500:]}"
+            )
+
+    async def _heard(self, message: Msg) -> None:
+        run_id = message.subject.split(".")[2]
+        try:
+            report = json.loads(message.data)
+        except ValueError:
+            return
+        match report.get("kind"):
+            case "claimed":
+                self.owners[run_id] = (report["epoch"], report.get("daemon", {}).get("name", ""), time.time())
+            case "final":
+                self._ended(run_id)
+            case "asked" if report.get("what") == "permission" and run_id in self.asked:
+                await self._answer(run_id, report["ask_id"])
+
+    async def _answer(self, run_id: str, ask_id: str) -> None:
+        answer = {
+            "v": 1,
+            "kind": "answer",
+            "id": f"a-{ask_id}"[:120],
+            "data": {"allow": self.asked[run_id].allowed, "by": "chaos"},
+        }
+        try:
+            await self.world.client.publish(f"agent.{POOL}.{run_id}.inbox.{ask_id}", json.dumps(answer).encode())
+        except NatsError:
+            return  # its deadline denies it
+
+    def _ended(self, run_id: str) -> None:
+        if run_id in self.asked:
+            self.over.add(run_id)
+            self._changed.set()
+
+    async def _look_for_ends(self) -> None:
+        """Find the ends that were not heard while a server was away."""
+        for run_id in [one for one in self.asked if one not in self.over][:64]:
+            tip = await stored(self.world, f"agent.{POOL}.{run_id}.reports")
+            if tip is not None and _is_final(tip):
+                self._ended(run_id)
+
+    async def settle(self, limit_s: float) -> None:
+        """Wait until every run has ended, or the time is up."""
+        give_up = time.time() + limit_s
+        while len(self.over) < len(self.asked) and time.time() < give_up:
+            await self._look_for_ends()
+            await asyncio.sleep(0.5)
+
+
+async def stored(world: World, filter_: str) -> dict[str, Any] | None:
+    """Return the newest stored message of a filter, from the stream's leader."""
+    query = json.dumps({"last_by_subj": filter_}).encode()
+    while True:
+        try:
+            reply = await world.client.request(f"$JS.fork.API.STREAM.MSG.GET.{'FORK'}", query, timeout=5)
+        except (NatsError, TimeoutError):
+            await asyncio.sleep(_RETRY_S)
+            continue
+        answer = json.loads(reply.data)
+        if "error" in answer:
+            if answer["error"].get("err_code") == 10037:
+                return None
+            await asyncio.sleep(_RETRY_S)
+            continue
+        found: dict[str, Any] = answer["message"]
+        return found
+
+
+async def _stored_at_last(
+    world: World, subject: str, data: bytes, headers: dict[str, str], *, taken: tuple[int, ...]
+) -> bool:
+    """Store a message however long it takes; False where the compare-and-set lost, or a repetition of it had landed."""
+    while True:
+        try:
+            reply = await world.client.request(subject, data, headers=headers, timeout=5)
+        except (NatsError, TimeoutError):
+            await asyncio.sleep(_RETRY_S)
+            continue
+        error = json.loads(reply.data).get("error")
+        if not error:
+            return True
+        if error.get("err_code") in taken:
+            return False
+        await asyncio.sleep(_RETRY_S)
+
+
+def _is_final(message: dict[str, Any]) -> bool:
+    return bool(json.loads(base64.b64decode(message.get("data", ""))).get("kind") == "final")
+
+
+def _effect(run: Asked, step: int, pause_s: float) -> dict[str, Any]:
+    wait = f"sleep {pause_s}; " if pause_s else ""
+    return {"tools": [{"name": "Bash", "input": {"command": f'{wait}echo "{step} $(date +%s.%N)" >> {run.run_id}'}}]}
+
+
+def _request() -> dict[str, Any]:
+    tools = [{"name": "Bash", "input_schema": {"type": "object"}}]
+    history = "A long story. " * 450
+    return {
+        "model": "claude-opus-4-8",
+        "max_tokens": 1000,
+        "system": [{"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}}],
+        "tools": tools,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": history, "cache_control": {"type": "ephemeral"}}]}
+        ],
+    }
+
+
+def _make_repository(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "README").write_text("chaos\n")
+    git = ["git", "-C", str(folder), "-c", "user.name=chaos", "-c", "user.email=chaos@example.invalid"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)

@@ -1,0 +1,316 @@
+"""The processes that chaos happens to: NATS servers, the provider, daemons, and the folders they use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nats
+
+from tests.chaos.gate import Gate
+from tests.chaos.wires import Wires
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["LEASE_S", "Daemon", "NatsServer", "Provider", "World", "free_port"]
+
+LEASE_S = 3.0
+KEY = "sk-sim-team"
+_BIN = Path(sys.executable).parent
+_FAKETIME = (
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
+)
+_WAIT_S = 60.0
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(kw_only=True)
+class Program:
+    """A process that can be started again with the same arguments."""
+
+    name: str
+    arguments: list[str]
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+    def start(self) -> None:
+        """Start it; what it prints goes to files, one more after each start."""
+        self.starts += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        base = self.folder / f"{self.name}.{self.starts}"
+        environment = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "HOME")}
+        with open(f"{base}.out", "wb") as out, open(f"{base}.err", "wb") as err:
+            self.process = subprocess.Popen(
+                self.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**environment, **self.environment},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the newest start."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def said(self, kind: str = "out") -> str:
+        """All that it printed, over all starts."""
+        paths = [self.folder / f"{self.name}.{number}.{kind}" for number in range(1, self.starts + 1)]
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
+    def said_last(self, kind: str = "out") -> str:
+        """What the newest start printed."""
+        path = self.folder / f"{self.name}.{self.starts}.{kind}"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    async def gone(self, limit_s: float = _WAIT_S) -> int:
+        """Wait for its end and return its exit code."""
+        give_up = time.monotonic() + limit_s
+        while self.alive:
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"{self.name} does not end")
+            await asyncio.sleep(0.02)
+        assert self.process is not None
+        return self.process.returncode
+
+
+class NatsServer(Program):
+    """One nats-server on a port of its own."""
+
+    port: int = 0
+    monitor: int = 0
+
+    def write_config(self, *, cluster_port: int, routes: list[int]) -> None:
+        """Choose ports and write its configuration."""
+        self.port, self.monitor = free_port(), free_port()
+        cluster = ""
+        if len(routes) > 1:
+            listed = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+            # Clients must not learn of servers that they would reach without their wires.
+            cluster = (
+                f"cluster {{ name: chaos, listen: 127.0.0.1:{cluster_port}, routes: [{listed}], no_advertise: true }}\n"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / f"{self.name}.conf"
+        config.write_text(
+            f"server_name: {self.name}\nhost: 127.0.0.1\nport: {self.port}\nhttp: 127.0.0.1:{self.monitor}\n"
+            f'jetstream {{ domain: fork, store_dir: "{self.folder / self.name}", max_file: 8GB, max_mem: 256MB }}\n'
+            f"{cluster}"
+        )
+        self.arguments = [str(_BIN / "nats-server"), "-c", str(config)]
+
+    def ask(self, path: str) -> Any:
+        """What its monitoring port says."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/{path}", timeout=5) as answer:
+            return json.load(answer)
+
+    def healthy(self) -> bool:
+        """Whether it serves JetStream."""
+        try:
+            return bool(self.ask("healthz").get("status") == "ok")
+        except OSError:
+            return False
+
+
+class Provider(Program):
+    """The simulated provider on a fixed port."""
+
+    def bill(self) -> dict[str, dict[str, Any]]:
+        """Every answered call by its message id, as the provider logged it."""
+        found = {}
+        for line in self.said().splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if record.get("event") == "request" and record.get("message_id"):
+                    found[record["message_id"]] = record
+        return found
+
+
+@dataclass(kw_only=True)
+class Daemon(Program):
+    """A daemon with wires, a gate and a disk of its own."""
+
+    wires: Wires
+    state: Path
+    temporary: Path
+    clock: Path
+    fault: str = ""
+    """The fault that it is under; empty where it is well."""
+    well_since: float = 0.0
+    """Unix time since when it runs, is connected and has heard from NATS."""
+
+    def ready(self) -> bool:
+        """Whether the newest start takes work."""
+        return "ready" in self.said_last().splitlines()
+
+    def stopped(self) -> bool:
+        """Whether the kernel holds it stopped."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        except OSError:
+            return False
+
+
+@dataclass(kw_only=True)
+class World:
+    """Everything there is."""
+
+    folder: Path
+    servers: list[NatsServer]
+    provider: Provider
+    gate: Gate
+    daemons: list[Daemon]
+    client: Client
+    effects: Path
+    disks: list[Path] = field(default_factory=list)
+
+    @classmethod
+    async def make(cls, folder: Path, *, servers: int, daemons: int) -> World:
+        """Start everything and return when work can be given."""
+        nodes = [NatsServer(name=f"n{number}", arguments=[], folder=folder / "nats") for number in range(servers)]
+        routes = [free_port() for _ in nodes]
+        for node, port in zip(nodes, routes, strict=True):
+            node.write_config(cluster_port=port, routes=routes)
+            node.start()
+        await _until(lambda: all(node.healthy() for node in nodes), "NATS")
+        port = free_port()
+        provider = Provider(
+            name="provider",
+            arguments=[str(_BIN / "nexofork"), "simulate", "--port", str(port), "--json"],
+            folder=folder / "logs",
+        )
+        provider.start()
+        await _until(lambda: '"ready"' in provider.said_last(), "the provider")
+        gate = await Gate(f"http://127.0.0.1:{port}").__aenter__()
+        effects = folder / "effects"
+        effects.mkdir()
+        client = await nats.connect(
+            [f"nats://127.0.0.1:{node.port}" for node in nodes],
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,
+            ping_interval=5,
+            pending_size=64 << 20,
+        )
+        world = cls(
+            folder=folder, servers=nodes, provider=provider, gate=gate, daemons=[], client=client, effects=effects
+        )
+        for number in range(daemons):
+            world.daemons.append(await world._daemon(f"d{number}"))
+        # The first one makes the pool with the lease of this test.
+        for daemon in world.daemons:
+            daemon.start()
+            await world.until_ready(daemon)
+        return world
+
+    @property
+    def urls(self) -> str:
+        """The servers without wires, for parents."""
+        return ",".join(f"nats://127.0.0.1:{node.port}" for node in self.servers)
+
+    async def _daemon(self, name: str) -> Daemon:
+        wires = Wires([node.port for node in self.servers])
+        await wires.open()
+        state, temporary = self.folder / "state" / name, self.folder / "tmp" / name
+        for made in (state, temporary):
+            made.mkdir(parents=True)
+        if os.geteuid() == 0:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192m,mode=0700", "chaos", str(state)], check=True)
+            self.disks.append(state)
+        clock = self.folder / f"{name}.clock"
+        clock.write_text("+0\n")
+        arguments = ["daemon", "--name", name, "--nats", wires.urls, "--lease-s", f"{LEASE_S:g}", "--slots", "24"]
+        arguments += ["--drain-s", "1", "--state-dir", str(state), "--disk-floor-mb", "4", "--log-level", "info"]
+        arguments += ["--shared-dir", str(self.effects), "--base-url", await self.gate.open(name), "--health-port", "0"]
+        environment = {"ANTHROPIC_API_KEY": KEY, "TMPDIR": str(temporary), "NEXOFORKD_CONFIG": os.devnull}
+        if library := next((path for path in _FAKETIME if os.path.exists(path)), None):
+            environment |= {
+                "LD_PRELOAD": library,
+                "FAKETIME_TIMESTAMP_FILE": str(clock),
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "FAKETIME_CACHE_DURATION": "1",
+                "DONT_FAKE_MONOTONIC": "1",
+            }
+        return Daemon(
+            name=name,
+            arguments=[str(_BIN / "nexofork"), *arguments],
+            folder=self.folder / "logs",
+            environment=environment,
+            wires=wires,
+            state=state,
+            temporary=temporary,
+            clock=clock,
+        )
+
+    @property
+    def can_jump(self) -> bool:
+        """Whether a daemon's clock can be changed."""
+        return "LD_PRELOAD" in self.daemons[0].environment
+
+    async def until_ready(self, daemon: Daemon) -> None:
+        """Return when a daemon takes work."""
+        await _until(lambda: daemon.ready() or not daemon.alive, f"daemon {daemon.name}")
+        if not daemon.alive:
+            raise RuntimeError(f"{daemon.name} ended by itself: {daemon.said_last('err')[-2000:]}")
+        daemon.fault, daemon.well_since = "", time.time()
+
+    async def close(self) -> None:
+        """End every process that was started here."""
+        for daemon in self.daemons:
+            daemon.signal(signal.SIGCONT)
+            daemon.signal(signal.SIGKILL)
+            await daemon.wires.close()
+        with suppress(Exception):
+            await self.client.close()
+        await self.gate.__aexit__(None, None, None)
+        for program in (self.provider, *self.servers):
+            program.signal(signal.SIGCONT)
+            program.signal(signal.SIGKILL)
+            program.process.wait()  # type: ignore[union-attr]
+        for daemon in self.daemons:
+            daemon.process.wait()  # type: ignore[union-attr]
+        for disk in self.disks:
+            subprocess.run(["umount", "-l", str(disk)], check=False)
+        shutil.rmtree(self.folder / "nats", ignore_errors=True)
+
+
+async def _until(holds: Any, what: str) -> None:
+    give_up = time.monotonic() + _WAIT_S
+    while not holds():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{what} did not come up")
+        await asyncio.sleep(0.05)
