@@ -80,8 +80,7 @@ async def run_daemon(
         watch: Told how busy the daemon is, and kept told that its loop turns.
 
     Raises:
-        BusDenied: NATS does not let this daemon in any more.
-        BusError: The streams are not there and may not be made, or the consumer was deleted.
+        BusError: NATS does not let this daemon in any more, or the streams or the consumer are not there.
     """
     settings = replace(settings, lease_s=await _lease_s(bus, settings))
     board = FleetWarmth(bus, by=settings.instance)
