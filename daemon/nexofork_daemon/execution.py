@@ -149,7 +149,7 @@ class Execution:
         self._request = requests[0]
         self.token.abort(AbortReason.PARENT, abort.note)
         epoch = max((getattr(entry.message, "epoch", 0) for entry in entries), default=0)
-        journal = LogJournal(self._log, self._host.blobs, self.token, epoch=epoch + 1, seq=entries[-1].seq)
+        journal = self._journal(epoch + 1, entries[-1].seq)
         await self._report(journal, self._aborted(requests[0]))
         await self._delivery.ack()
 
