@@ -103,6 +103,7 @@ async def test_a_fork_runs_in_the_sandbox_of_the_hardened_unit(machine: Machine,
     shown = json.dumps(results_in(fleet.sim, 2))
     assert KEY not in shown
     assert "credentials" not in shown.replace(f"/run/credentials/{unit.unit}", "")
+    await eventually(lambda: "done with it" in machine.journal(unit.unit))  # said after the result
     logged = [json.loads(line) for line in machine.journal(unit.unit, "-o", "json").splitlines()]
     (line,) = [one for one in logged if one.get("RUN_ID") == result.run_id and "done with it" in one["MESSAGE"]]
     assert (line["HOST"], line["PRIORITY"], line["SYSLOG_IDENTIFIER"]) == (name, "6", "nexoforkd")
