@@ -103,3 +103,14 @@ def test_the_guides_have_no_path_of_one_machine() -> None:
     home = str(Path.home())
     for page in PAGES:
         assert home + "/" not in (DOCS / page).read_text(), page
+
+
+def test_every_row_of_the_security_table_names_a_test_that_exists() -> None:
+    """What a key or a compromised part can do is shown by a test, under the name that it has."""
+    page = (DOCS / "security.md").read_text()
+    table = page.partition("## Who can do what")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", page)
+
+    assert [row for row in rows if not re.search(r"tests/[\w/]+\.py", row)] == []
+    assert [one for one in named if f"def {one[1]}(" not in (DOCS.parent / one[0]).read_text()] == []
