@@ -23,18 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from nexofork.bus.connection import Bus, Msg
-    from nexofork.bus.subscription import Subscription
 
 __all__ = ["Delivery", "Pickup", "QueueState", "queue_depth", "queue_state"]
 
 log = logging.getLogger(__name__)
 
 _MAX_BATCH = 256
-_LONGEST_S = 60.0
-"""The longest pull that the consumer allows."""
-_HEARTBEATS = 4
-"""How many heartbeats a pull has before it expires."""
+_EXPIRES_S = 20.0
 _SILENT_HEARTBEATS = 2.5
+_HEARTBEAT_S = 5.0
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _GONE = (10014, 10059)  # no such consumer, no such stream
@@ -118,8 +115,8 @@ class Pickup:
         pool: str = DEFAULT_POOL,
         free_slots: Callable[[], int],
         deliver: Callable[[Delivery], None],
-        lease_s: float = 15.0,
-        heartbeat_s: float | None = None,
+        expires_s: float = _EXPIRES_S,
+        heartbeat_s: float = _HEARTBEAT_S,
     ) -> None:
         self._bus = bus
         self._pool = pool
@@ -128,23 +125,14 @@ class Pickup:
         self._ack_prefix = f"$JS.ACK.{self._stream}.{CONSUMER}."
         self._free_slots = free_slots
         self._deliver = deliver
-        self._lease_s = lease_s
-        # A pull of a daemon that is frozen or cut off takes requests that no daemon works on: not longer than a lease.
-        self._expires_s = min(_LONGEST_S, lease_s)
-        self._heartbeat_s = heartbeat_s or self._expires_s / _HEARTBEATS
-        self._late = False
-        """Whether nothing was heard for a lease: what comes now was sent long ago, and is another daemon's by now."""
+        self._expires_s = expires_s
+        self._heartbeat_s = heartbeat_s
         self._changed = asyncio.Event()
         self._inbox = bus.new_inbox()
-        self._subscription: Subscription
         self._pulls = 0
         self._outstanding = 0
         """How many requests the pull may still bring."""
         self._heard_at = 0.0
-        """When the server last sent something on this connection; 0 before it could."""
-        self._pulled_at = 0.0
-        self._silent = False
-        """Whether a pull went unanswered: another one would take requests that we cannot hear of either."""
         self._backoff_s = 0.0
         self._not_before = 0.0
         self._nobody = False
@@ -165,7 +153,7 @@ class Pickup:
             BusError: The consumer does not exist any more, or this role may not pull from it.
         """
         self._stop = stop
-        self._subscription = await self._bus.subscribe(f"{self._inbox}.*", self._take)
+        subscription = await self._bus.subscribe(f"{self._inbox}.*", self._take)
         removers = (
             self._bus.on_reconnect(self._forget),
             self._bus.on_denied(self._next, self._fail),
@@ -181,7 +169,7 @@ class Pickup:
             self._stop.set()  # whatever ended the loop, what still comes goes back
             for remove in removers:
                 remove()
-            await self._subscription.drain()
+            await subscription.drain()
             await self._give_back()
         if self._problem is not None:
             raise self._problem
@@ -195,29 +183,17 @@ class Pickup:
         while not stop.is_set() and self._problem is None:
             self._changed.clear()
             await self._give_back()
-            if self._late:
-                await self._start_over()
-            if self._nobody or self._silent:
+            if self._nobody:
                 await self._check_consumer()
             free = min(self._free_slots(), _MAX_BATCH)
-            ready = not self._silent and not self._outstanding and loop.time() >= self._not_before
-            if free > 0 and ready and self._bus.connected:
+            if free > 0 and not self._outstanding and loop.time() >= self._not_before and self._bus.connected:
                 await self._pull(free)
             await self._wait()
-
-    async def _start_over(self) -> None:
-        """Drop what was sent to the old inbox, and pull again with a new one; what was dropped is delivered again."""
-        log.warning("nothing was heard from NATS for a lease; what it sent meanwhile is left to others")
-        await self._subscription.drain()
-        self._inbox = self._bus.new_inbox()
-        self._subscription = await self._bus.subscribe(f"{self._inbox}.*", self._take)
-        self._outstanding, self._heard_at, self._late = 0, 0.0, False
 
     async def _pull(self, batch: int) -> None:
         self._pulls += 1
         self._outstanding = batch
-        self._pulled_at = asyncio.get_running_loop().time()
-        self._heard_at = self._heard_at or self._pulled_at
+        self._heard_at = asyncio.get_running_loop().time()
         query = {"batch": batch, "expires": int(self._expires_s * 1e9), "idle_heartbeat": int(self._heartbeat_s * 1e9)}
         try:
             await self._bus.publish(self._next, json.dumps(query).encode(), reply=f"{self._inbox}.{self._pulls}")
@@ -230,28 +206,18 @@ class Pickup:
         if now < self._not_before:
             limit = self._not_before - now
         elif self._outstanding:
-            limit = max(0.0, self._alive_at + _SILENT_HEARTBEATS * self._heartbeat_s - now)
+            limit = max(0.0, self._heard_at + _SILENT_HEARTBEATS * self._heartbeat_s - now)
         try:
             async with asyncio.timeout(limit):
                 await self._changed.wait()
         except TimeoutError:
-            silent_s = asyncio.get_running_loop().time() - self._alive_at
+            silent_s = asyncio.get_running_loop().time() - self._heard_at
             if self._outstanding and silent_s >= _SILENT_HEARTBEATS * self._heartbeat_s:
-                log.warning("the pull for requests fell silent; it is made again when NATS answers")
-                self._outstanding, self._silent = 0, True
-
-    @property
-    def _alive_at(self) -> float:
-        return max(self._heard_at, self._pulled_at)
+                log.warning("the pull for requests fell silent; asking again")
+                self._outstanding = 0
 
     def _take(self, msg: Msg) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._heard_at and now - self._heard_at > self._lease_s:
-            self._late = True
-            self._changed.set()
-        self._heard_at = now
-        if self._late:
-            return
+        self._heard_at = asyncio.get_running_loop().time()
         # A stored message can carry a forged status; only the server can set this reply.
         if msg.reply.startswith(self._ack_prefix):
             self._take_request(Delivery(self._bus, msg))
@@ -290,7 +256,7 @@ class Pickup:
 
     def _forget(self) -> None:
         """The pull went with the connection."""
-        self._outstanding, self._heard_at, self._silent = 0, 0.0, False
+        self._outstanding = 0
         self._backoff_s = self._not_before = 0.0
         self._changed.set()
 
@@ -315,9 +281,6 @@ class Pickup:
                 self._fail(self._deleted())
         except BusError as exc:
             log.info("the consumer %s of %s does not answer: %s", CONSUMER, self._stream, exc)
-            self._not_before = asyncio.get_running_loop().time() + _BACKOFF_S
-            return
-        self._silent = False
 
     async def _give_back(self) -> None:
         unwanted, self._unwanted = self._unwanted, []

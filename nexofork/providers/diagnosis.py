@@ -203,8 +203,14 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _plain_id(given: str, secrets: Sequence[str]) -> str | None:
-    """Return an id, which may look as random as a key does, without what cannot be printed."""
-    return _without(printable(given[:ID_CHARACTERS]), secrets) or None
+    """Return an id, which may look as random as a key does, without what cannot be printed.
+
+    Only a whole key is taken out: a workspace and its key may well be named alike.
+    """
+    shown = printable(given[:ID_CHARACTERS])
+    for secret in secrets:
+        shown = shown.replace(secret, "[redacted]")
+    return shown or None
 
 
 def printable(text: str) -> str:

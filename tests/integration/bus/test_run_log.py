@@ -219,10 +219,10 @@ async def test_an_abort_gets_in_between_busy_writers(nats_server: EmbeddedServer
     assert entries[-1].seq == outcome.seq
 
 
-async def test_a_zombie_learns_that_it_lost_the_run(log: RunLog) -> None:
+async def test_a_zombie_learns_that_it_lost_the_run(bus: Bus, log: RunLog) -> None:
     """A daemon of a lower epoch writes nothing and is told who has the run."""
     claimed = await log.append(a_claim(1), after=await log.request(a_request()))
-    taken = await log.append(a_claim(2, "d2"), after=claimed)
+    taken = await RunLog(bus, log.run_id).append(a_claim(2, "d2"), after=claimed)
 
     with pytest.raises(RunLost, match="epoch 2 wrote"):
         await log.append(a_turn(epoch=1), after=claimed)
