@@ -136,7 +136,7 @@ class GroupBudget:
         """A limit other than ours that a request was found to have set."""
         self._asked_at = -math.inf
         self._is_current = False
-        """Whether nobody else has written since, as far as we know."""
+        """Whether no other daemon has written since, as far as we know."""
         self._unsure = False
         """Whether a write may still arrive that nobody waits for."""
 

@@ -358,7 +358,7 @@ RESETS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("attack", RESETS)
 async def test_what_a_group_spent_never_falls(group: Group, attack: str, restarted: bool) -> None:
-    """After 60 of 100 there is no room for 50, whatever was written, and whoever reads it first."""
+    """After 60 of 100 there is no room for 50, whatever was written, and in whichever order it is read."""
     async with asyncio.timeout(PATIENCE_S), group.budgets() as budgets:
         await group.spend(budgets, f"{group.run}.1.1", 60)
         await group.attack(*RESETS[attack])
