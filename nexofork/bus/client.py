@@ -60,6 +60,14 @@ class SturdyClient(Client):
             raise NoTls("nats: the server offers no TLS")
         return super()._connect_command()
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        try:
+            await super()._close(status, do_cbs)
+        except OSError:
+            # The last flush met a broken connection, and nats-py stopped there with an empty buffer: close the rest.
+            self._status = Client.DISCONNECTED
+            await super()._close(status, do_cbs)
+
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:
             await super()._process_err(err_msg)

@@ -204,6 +204,18 @@ async def test_a_request_waits_for_the_connection_to_come_back(tmp_path: Path) -
     assert b"account_info_response" in reply.data
 
 
+async def test_a_lost_connection_is_closed_without_an_error(tmp_path: Path) -> None:
+    """What could not be sent any more does not fail the end of a block, and no task is left."""
+    before = asyncio.all_tasks()
+    async with EmbeddedServer(store_dir=tmp_path) as server, connected(server.url) as one:
+        server.server.kill()
+        await eventually(lambda: not one.connected)
+        await one.publish("x", b"too late")
+
+    assert not one.connected
+    await eventually(lambda: asyncio.all_tasks() == before)
+
+
 async def test_after_the_end_everything_is_refused(nats_server: EmbeddedServer) -> None:
     """A closed connection says so."""
     async with connected(nats_server.url) as one:
