@@ -16,16 +16,17 @@ import pytest
 from nexofork import ForkParams
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
-from nexofork.bus.reading import last_direct
+from nexofork.bus.reading import last_direct, read_subject
 from nexofork.bus.run_log import RunLog
 from nexofork.client.fleet import FleetSettings, connect
 from nexofork.wire import messages as wire
-from nexofork.wire.streams import inbox_stream
+from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import inbox, parent_alive
 from tests.support.conversation import KEY
 from tests.support.nats import SMALL, ServerProcess, connected
 from tests.support.parents import Parent, body_of
 from tests.support.processes import Nursery, Process, nursery
+from tests.support.run_model import Logged, check_history
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class Fleet:
     """By role, where the server has accounts."""
     processes: list[Process] = field(default_factory=list)
     captured: CacheSafeParams | None = None
+    forged: bool = False
+    """Set by a test that writes on logs itself, so that they need not be what daemons and parents write."""
 
     @property
     def url(self) -> str:
@@ -281,6 +284,21 @@ class Fleet:
             for process in self.processes:
                 process.signal(signal.SIGKILL)
 
+    async def check_histories(self) -> None:
+        """Fail if a log of the pool holds what the model of a run does not allow."""
+        if self.forged or not self.bus.connected:
+            return
+        histories: dict[str, list[Logged]] = {}
+        for stored in await read_subject(self.bus, log_stream(self.pool), f"agent.{self.pool}.*.*"):
+            run_id = stored.subject.split(".")[2]
+            if run_id.startswith("budget-"):
+                continue  # the account of a group
+            histories.setdefault(run_id, []).append(
+                Logged.read(seq=stored.seq, subject=stored.subject, data=stored.data, headers=stored.headers)
+            )
+        broken = {run_id: found for run_id, history in histories.items() if (found := check_history(history))}
+        assert not broken, broken
+
 
 @asynccontextmanager
 async def open_fleet(
@@ -313,6 +331,7 @@ async def open_fleet(
         )
         try:
             yield fleet
+            await fleet.check_histories()
         finally:
             await fleet.close()
 

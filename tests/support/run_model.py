@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["Logged", "RunModel", "check_history"]
 
@@ -31,7 +31,7 @@ class Logged:
     """The sequence after which its writer wanted it; None where it did not say."""
 
     @classmethod
-    def read(cls, *, seq: int, subject: str, data: bytes, headers: dict[str, str]) -> Logged:
+    def read(cls, *, seq: int, subject: str, data: bytes, headers: Mapping[str, str]) -> Logged:
         """Read a stored message."""
         try:
             body = json.loads(data)
@@ -56,6 +56,8 @@ class RunModel:
     """The state of a run after the messages it has taken."""
 
     requested: bool = False
+    keeps_turns: bool = True
+    """Whether its turns are recorded; the life cycle always is."""
     aborted: bool = False
     """By an abort that no report can have passed on its way."""
     aborting: bool = False
@@ -95,6 +97,7 @@ class RunModel:
         match message.kind:
             case "requested":
                 self.requested = True
+                self.keeps_turns = not message.body.get("skip_transcript")
             case "abort":
                 self.aborting = True
                 self.aborted = self.aborted or message.expected is not None
@@ -155,7 +158,7 @@ class RunModel:
         match kind:
             case "call_started":
                 self._announced.add((epoch, turn))
-                if turn not in (0, self.turns + 1):
+                if self.keeps_turns and turn not in (0, self.turns + 1):
                     return [f"a call for turn {turn} after turn {self.turns} was recorded"]
             case "turn":
                 expected, self.turns = self.turns + 1, turn

@@ -279,6 +279,7 @@ async def test_an_abort_before_any_claim_is_the_end_without_a_daemon(fleet: Flee
 @pytest.mark.parametrize("first", ["request", "abort"])
 async def test_a_request_that_comes_after_the_abort_is_not_started(fleet: Fleet, first: str) -> None:
     """Asking again by a plain message does not undo the abort, and no daemon calls the model for it."""
+    fleet.forged = True
     async with fleet.connect() as forks:
         handle = await forks.fork(await fleet.params("nectarine"))
         await handle.abort("changed my mind")
@@ -349,6 +350,7 @@ async def test_an_aborted_run_whose_daemon_is_gone_says_so_until_one_ends_it(fle
 
 async def test_an_abort_that_other_events_follow_still_reaches_the_child(fleet: Fleet) -> None:
     """Requests and noise that a plain client adds right after it do not hide it from the daemon."""
+    fleet.forged = True
     await fleet.daemon()
     async with fleet.connect() as forks:
         handle = await forks.fork(await fleet.params(says("quince", HELD)))

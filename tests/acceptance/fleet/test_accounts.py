@@ -130,6 +130,7 @@ async def test_a_run_that_no_daemon_takes_ends_with_the_counts_across_accounts(g
 
 async def test_a_daemon_cannot_abort_a_run(guarded: Fleet, accounts_server: AccountsServer) -> None:
     """Not by publishing, not by the reply of anything it may ask: the run completes, and its log has no abort."""
+    guarded.forged = True
     await guarded.daemon()
     abort = encode(wire.AbortEvent(note="forged", by="daemon"))
     async with (
@@ -176,6 +177,7 @@ async def test_a_daemon_cannot_abort_a_run(guarded: Fleet, accounts_server: Acco
 
 async def test_a_parent_cannot_report(guarded: Fleet, accounts_server: AccountsServer) -> None:
     """Whoever asks for a run cannot say how it ended, nor take the requests of others."""
+    guarded.forged = True
     run_id = uuid.uuid4().hex
     final = encode(wire.Final(epoch=1, status="completed", result=wire.Payload(text="{}")))
     seed = accounts_server.seeds["parent"]

@@ -218,6 +218,7 @@ async def test_the_parent_refuses_before_anything_is_published(fleet: Fleet) -> 
 
 async def test_a_request_in_the_place_of_a_budget_is_not_run(fleet: Fleet) -> None:
     """It would write where the account is; the daemon drops it and goes on."""
+    fleet.forged = True
     await fleet.daemon()
     name = budget_run_id("g")
     body = '{"model":"claude-opus-4-8","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'

@@ -155,6 +155,7 @@ async def flood(fleet: Fleet, victim: str) -> set[str]:
 @pytest.mark.breaks_prefix("the hostile requests bring parents of their own, and none")
 async def test_a_flood_of_hostile_messages_changes_nothing(fleet: Fleet) -> None:
     """Every unreadable request gets one refusal, none stays in the queue, and all processes go on working."""
+    fleet.forged = True
     daemons = await fleet.daemons(2, ask_s=0.5, slots=64)
     async with fleet.connect() as forks:
         params = await fleet.params(says("apple", HELD))

@@ -120,6 +120,7 @@ async def test_a_child_obeys_an_abort_while_the_tenant_is_full(
         seeds=small_tenant.seeds,
         max_bytes=LOG_BYTES,
     ) as fleet:
+        fleet.forged = True
         await fleet.daemon()
         async with fleet.connect() as forks:
             handle = await forks.fork(await fleet.params(says("ebony", HELD)))

@@ -78,6 +78,7 @@ async def test_what_an_aborted_call_was_billed_is_in_the_result(fleet: Fleet) ->
 
 async def test_a_run_that_is_given_up_keeps_what_it_reached(fleet: Fleet) -> None:
     """The turns that were recorded, and paid for, are in the result of a run at the epoch limit."""
+    fleet.forged = True
     async with fleet.connect() as forks:
         handle = await forks.fork(await fleet.params("unlucky"))
         log = (await fleet.entries(handle.run_id))[-1]

@@ -173,6 +173,7 @@ async def test_whoever_takes_over_asks_again_with_what_is_left_of_the_deadline(f
 @pytest.mark.breaks_prefix("its first turn is on the log alone and was never sent")
 async def test_a_deadline_counts_from_the_first_question_whoever_asked_it(fleet: Fleet, tmp_path: Path) -> None:
     """Whether or not some of it is left for the daemon that takes over: nobody answered within the whole of it."""
+    fleet.forged = True
     run_id, target = wire.new_run_id(), tmp_path / "x"
     touch = {"type": "tool_use", "id": "toolu_x", "name": "Bash", "input": {"command": f"touch {target}"}}
     seq = await fleet.log(run_id).request(await asking(fleet, PermissionPolicy(mode="bubble", deadline_s=1.0)))
@@ -195,6 +196,7 @@ async def test_a_deadline_counts_from_the_first_question_whoever_asked_it(fleet:
 @pytest.mark.breaks_prefix("its first turn is on the log alone and was never sent")
 async def test_what_was_decided_is_not_asked_again(fleet: Fleet, tmp_path: Path) -> None:
     """A daemon that was lost between the decision and the call: the next one goes by what the log says."""
+    fleet.forged = True
     run_id = wire.new_run_id()
     log = fleet.log(run_id)
     calls = [

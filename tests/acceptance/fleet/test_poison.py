@@ -89,6 +89,7 @@ async def settled(fleet: Fleet) -> None:
 )
 async def test_a_message_that_is_no_request_is_refused_once(fleet: Fleet, bare: Client, data: bytes) -> None:
     """Its log gets one final report that says what is wrong, and it is not delivered again."""
+    fleet.forged = True
     await fleet.daemon()
 
     await bare.request(events("poison", fleet.pool), data, timeout=10)
@@ -153,6 +154,7 @@ async def test_a_request_that_cannot_be_run_ends_at_the_first_daemon(
 
 async def test_two_malformed_requests_under_one_id_are_reported_once(fleet: Fleet, bare: Client) -> None:
     """The run gets one end, not none and not two."""
+    fleet.forged = True
     for data in (b"first", b"second"):
         await bare.request(events("twice", fleet.pool), data, timeout=10)
     await bare.flush()
@@ -187,6 +189,7 @@ async def test_a_request_published_twice_is_run_once(fleet: Fleet, bare: Client)
 
 async def test_garbage_on_the_subjects_of_a_running_run_does_not_disturb_it(fleet: Fleet, bare: Client) -> None:
     """Neither the daemon that runs it nor the parent that watches it loses its place."""
+    fleet.forged = True
     await fleet.daemon()
     async with fleet.connect() as forks:
         turns = ({"tools": [call(command="true")], "hold": {"gate": "held", "after_events": 2}}, DONE)
@@ -223,6 +226,7 @@ async def test_garbage_on_the_subjects_of_a_running_run_does_not_disturb_it(flee
 )
 async def test_a_run_whose_recorded_turn_cannot_be_read_ends(fleet: Fleet, bare: Client, turn: dict[str, Any]) -> None:
     """A log that cannot be continued is an end with a reason, not a request that comes round for ever."""
+    fleet.forged = True
     async with fleet.connect() as forks:
         handle = await forks.fork(await fleet.params(says("cedar", DONE)))
         log = RunLog(fleet.bus, handle.run_id, pool=fleet.pool)
@@ -269,6 +273,7 @@ async def test_a_parent_without_a_name_cannot_be_watched_and_is_not(fleet: Fleet
 
 async def test_a_request_under_a_strange_name_goes_away(fleet: Fleet, bare: Client) -> None:
     """A subject that holds no run id is dropped from the queue; work goes on."""
+    fleet.forged = True
     await fleet.daemon()
     for name in ("a$b", "ümlaut", "x" * 200, "a/b", "%00"):
         await bare.publish(f"agent.{fleet.pool}.{name}.events", b"whatever")

@@ -119,6 +119,7 @@ async def fill(fleet: Fleet, share: float) -> None:
 
 async def test_a_log_that_is_nearly_full_takes_no_new_runs_and_ends_the_old_ones(cramped: Fleet) -> None:
     """At 80% a new request is refused with the numbers; running ones still complete and can be aborted."""
+    cramped.forged = True
     await cramped.daemon()
     async with cramped.connect() as forks:
         params = await cramped.params(says("drum", HELD))
@@ -141,6 +142,7 @@ async def test_a_log_that_is_nearly_full_takes_no_new_runs_and_ends_the_old_ones
 
 async def test_an_abort_reaches_its_child_even_when_the_log_takes_nothing_more(cramped: Fleet) -> None:
     """Without room for a single entry it goes by the inbox, and the stream to the provider is closed."""
+    cramped.forged = True
     await cramped.daemon()
     async with cramped.connect() as forks:
         handle = await forks.fork(await cramped.params(says("ebony", HELD)))

@@ -50,6 +50,7 @@ def later_daemon(fleet: Fleet) -> wire.Presence:
 @pytest.mark.parametrize("kind", UNKNOWN)
 async def test_what_nobody_understands_is_refused_by_name(fleet: Fleet, kind: str) -> None:
     """The end says what was not understood and what to do; no model call is made."""
+    fleet.forged = True
     await fleet.daemon()
     before = len(fleet.sim.log) + 1  # the parent's own
 
@@ -66,6 +67,7 @@ async def test_what_nobody_understands_is_refused_by_name(fleet: Fleet, kind: st
 @pytest.mark.parametrize("kind", UNKNOWN)
 async def test_what_a_later_daemon_understands_is_left_to_it(fleet: Fleet, kind: str) -> None:
     """While one is there, the run stays in the queue untouched; once it has gone, the run is refused."""
+    fleet.forged = True
     board, later = PresenceBoard(fleet.bus), later_daemon(fleet)
     await board.announce(later)
     daemon = await fleet.daemon()
