@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,3 +191,35 @@ async def test_killing_the_daemon_kills_its_commands(tmp_path: Path) -> None:
     await daemon.wait()
 
     await eventually(lambda: not any(alive(pid) for pid in map(int, note.read_text().split())))
+
+
+MANY_COMMANDS = """
+import asyncio, sys, uvloop
+from nexofork.engine.tools.bash import BashTool
+
+async def work(numbers):
+    for _ in numbers:
+        outcome = await BashTool().run({"command": "echo out; echo err >&2"})
+        assert outcome.content == "out\\nerr\\n", outcome
+
+async def main(numbers):
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(work(numbers))
+
+uvloop.run(main(iter(range(int(sys.argv[1])))))
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed (apt install strace)")
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.ops)])
+def test_no_descriptor_is_closed_twice(tmp_path: Path, count: int) -> None:
+    """No close of a process that runs commands fails; the number could be another thread's by then."""
+    trace = tmp_path / "trace"
+    traced = ("strace", "-f", "-qq", "-e", "trace=close", "--detach-on=execve", "-o", trace)
+
+    subprocess.run([*traced, sys.executable, "-c", MANY_COMMANDS, str(count)], check=True)
+
+    closes = trace.read_text().splitlines()
+    assert len(closes) > count
+    assert [line for line in closes if "EBADF" in line] == []
