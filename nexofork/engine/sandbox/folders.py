@@ -121,8 +121,9 @@ def daemon_folder(state_dir: Path) -> Iterator[Path]:
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(os.path.realpath(home)) / secrets.token_hex(6)
-        folder.mkdir(mode=0o700)
-        lock = _locked(folder)
+        with _alone(home):
+            folder.mkdir(mode=0o700)
+            lock = _locked(folder)
     except OSError as exc:
         raise SandboxUnavailable(
             f"the state directory {state_dir} cannot be written ({exc.strerror})",
@@ -149,6 +150,17 @@ def run_folder(folder: Path, name: str) -> Iterator[Path]:
     yield made
 
 
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Hold off other daemons: a folder that was made and is not locked yet looks like one of a dead daemon."""
+    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _locked(folder: Path) -> int | None:
     """Lock a daemon's folder; None where it is another's."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -163,7 +175,8 @@ def _locked(folder: Path) -> int | None:
 def _sweep(home: Path) -> None:
     for left in home.iterdir():
         with suppress(OSError):
-            lock = _locked(left)
+            with _alone(home):
+                lock = _locked(left)
             if lock is not None:
                 _remove(left)
                 os.close(lock)

@@ -6,7 +6,7 @@ import os
 import pwd
 import shutil
 import subprocess
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,7 @@ from nexofork.engine.tools.watching import Limits
 from nexofork.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
     from nexofork.engine.tools.place import Place
@@ -78,6 +78,8 @@ class NoSandbox:
     """Runs commands bare."""
 
     limits: Limits = field(default_factory=Limits)
+    home: Path | None = None
+    """The home of all commands; None is a temporary folder."""
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class NoSandbox:
         checkout = place.checkout
         aliases = parent_aliases(checkout.known_as, checkout.root) if checkout else {}
         view = View([Mount(inside="/", outside="/", writable=True)], aliases) if aliases else None
-        yield replace(place, limits=self.limits, view=view)
+        yield replace(place, limits=self.limits, view=view, home=self.home)
 
 
 @asynccontextmanager
@@ -110,7 +112,8 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
     """
     delegated()  # before any other program of ours runs in the same control group
     if settings.kind == "none":
-        yield NoSandbox(limits=settings.limits)
+        with _home(settings.state_dir) as home:
+            yield NoSandbox(limits=settings.limits, home=home)
         return
     program = find_bubblewrap()
     _refuse_seen(settings.state_dir)
@@ -132,6 +135,19 @@ async def open_sandbox(settings: SandboxSettings) -> AsyncIterator[Sandbox]:
         sandbox.prepare()
         await check_sandbox(sandbox)
         yield sandbox
+
+
+@contextmanager
+def _home(state_dir: Path) -> Iterator[Path | None]:
+    """Make a home for bare commands; None where the state directory cannot be written."""
+    with ExitStack() as stack:
+        try:
+            home = stack.enter_context(daemon_folder(state_dir)) / "home"
+        except SandboxUnavailable:
+            yield None  # the daemon starts all the same, and refuses only forks that need the state directory
+            return
+        home.mkdir(mode=0o700)
+        yield home
 
 
 def shared_folders(settings: SandboxSettings) -> SharedFolders:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nexofork.engine.dispatch import ToolOutcome
-from nexofork.engine.tools.commands import Limits, Output, minimal_environment, run_command
+from nexofork.engine.tools.commands import Limits, Output, minimal_environment, run_command, temporary_home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,10 @@ class BashTool:
 
     cwd: Path | None = None
     """Where commands run without a sandbox, which has its own; None is where the daemon does."""
-    environment: dict[str, str] | None = None
-    """What commands see of the environment; None is a minimal one without the daemon's secrets."""
+    home: Path | None = None
+    """The home of commands without a sandbox; None is a temporary folder."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What commands see besides a minimal environment without the daemon's secrets."""
     limits: Limits = field(default_factory=Limits)
     """What a command may use; a call may ask for less time, not for more."""
     sandbox: Enclosure | None = None
@@ -34,12 +36,7 @@ class BashTool:
 
     def within(self, environment: Mapping[str, str]) -> BashTool:
         """Return the tool with more in its environment."""
-        if not environment:
-            return self
-        usual = self.environment
-        if usual is None:
-            usual = minimal_environment(sandboxed=self.sandbox is not None)
-        return replace(self, environment={**usual, **environment})
+        return replace(self, environment={**self.environment, **environment})
 
     async def run(self, arguments: dict[str, Any]) -> ToolOutcome:
         """Run one command and return what it printed and how it ended."""
@@ -60,12 +57,13 @@ class BashTool:
 
     async def _run(self, command: str, limits: Limits) -> ToolOutcome:
         output = Output(self.max_output_bytes)
+        home = "/tmp" if self.sandbox is not None else str(self.home or temporary_home())
         try:
             ended = await run_command(
                 ("/bin/bash", "-c", command),
                 output=output,
                 cwd=self.cwd if self.sandbox is None else None,
-                environment=self.environment,
+                environment={**minimal_environment(home), **self.environment},
                 limits=limits,
                 sandbox=self.sandbox,
             )

@@ -29,7 +29,7 @@ class BuiltinTools:
         place = place or Place()
         self.cwd = place.shown_cwd
         """Where relative paths start; None is where this process runs."""
-        self._bash = BashTool(cwd=place.cwd, limits=place.limits, sandbox=place.sandbox)
+        self._bash = BashTool(cwd=place.cwd, home=place.home, limits=place.limits, sandbox=place.sandbox)
         files = FileTools.at(place)
         search = search or SearchTools(cwd=place.cwd, sandbox=place.sandbox, view=place.view)
         self._tools: dict[str, Callable[[ToolCall], Awaitable[ToolOutcome]]] = {

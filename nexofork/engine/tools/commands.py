@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nexofork.engine.sandbox.enclosure import Enclosure
     from nexofork.engine.tools.fence import Fence
 
-__all__ = ["Ended", "Limits", "Output", "Sink", "minimal_environment", "run_command"]
+__all__ = ["Ended", "Limits", "Output", "Sink", "minimal_environment", "run_command", "temporary_home"]
 
 # The guard reads from a pipe that only the daemon can write to, and never does: the read ends when the daemon does.
 # Descriptors that the daemon was started with are closed, because the loop passes them on.
@@ -52,6 +52,7 @@ done
 shift 6
 exec "$@"
 """
+_NO_HOME = "/nonexistent"
 _CHUNK_BYTES = 64 * 1024
 _LOOK_EVERY_S = 0.2
 _COUNT_S = 60.0
@@ -120,7 +121,8 @@ async def run_command(
         output: Takes what it prints.
         errors: Takes what it prints as errors; left out, that goes to `output` too, in order.
         cwd: Where it runs; None is where the daemon does, or the sandbox's own folder.
-        environment: What it sees of the environment; None is a minimal one without the daemon's secrets.
+        environment: What it sees of the environment; None is a minimal one, without the daemon's secrets and without a
+            home that it could write to.
         limits: What it may use.
         sandbox: What it runs in; None is bare.
         readable: Folders of the host that it needs in the sandbox to run at all.
@@ -140,7 +142,8 @@ async def run_command(
             filters = ours.enter_context(open_filter())
             argv = sandbox.command(argv, cwd=cwd, readable=readable, info_fd=told.writing, filter_fds=filters)
             cwd, kept = "/", (told.writing, *filters, *sandbox.descriptors)
-        environment = environment if environment is not None else minimal_environment(sandboxed=sandbox is not None)
+        if environment is None:
+            environment = minimal_environment(_NO_HOME if sandbox is None else "/tmp")
         with ExitStack() as theirs:
             # Pipes of our own: a loop may use sockets instead, and then a command cannot open /dev/stderr.
             pipes = [_Pipe(ours, theirs) for _ in sinks]
@@ -310,18 +313,18 @@ async def _over(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def minimal_environment(*, sandboxed: bool) -> dict[str, str]:
-    """Return what a command sees of the environment: nothing of the daemon's.
-
-    Its home is ``/tmp`` in a sandbox, where that is the run's own. Without one it is a folder that only this user can
-    write to: what others of the host put into ``/tmp`` must not be anybody's configuration.
-    """
-    home = "/tmp" if sandboxed else _own_home()
+def minimal_environment(home: str) -> dict[str, str]:
+    """Return what a command sees of the environment: nothing of the daemon's."""
     return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": home}
 
 
 @cache
-def _own_home() -> str:
+def temporary_home() -> str:
+    """Return a home for bare commands of a process that has no state folder; it is gone when the process ends.
+
+    Only this user can write to it: files that other users put into ``/tmp`` must not configure a command. A process
+    that is killed leaves it. A daemon has its home in its state folder instead, where its next start removes it.
+    """
     home = tempfile.mkdtemp(prefix="nexofork-home-")
     atexit.register(remove_tree, home)
     return home

@@ -51,6 +51,8 @@ class Place:
     """Folders that the parent has too: what is written there need not come back."""
     sandbox: Enclosure | None = None
     """What tools run in; None is bare."""
+    home: Path | None = None
+    """The home of commands without a sandbox; None is a temporary folder."""
     view: View | None = None
     """How file tools read paths without a sandbox; None is as they stand."""
     limits: Limits = field(default_factory=Limits)

@@ -6,13 +6,16 @@ import asyncio
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nexofork.engine.sandbox.folders import daemon_folder
 from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
 from nexofork.engine.tools.place import Place
 from nexofork.errors import SandboxUnavailable
+from tests.support.hands import Hands
 from tests.support.sandboxes import BWRAP, needs_bubblewrap
 
 if TYPE_CHECKING:
@@ -82,12 +85,38 @@ async def test_a_daemon_whose_sandbox_can_write_sysctls_does_not_start(tmp_path:
 
 
 async def test_none_closes_nothing_off(tmp_path: Path) -> None:
-    """And makes nothing on disk."""
-    async with open_sandbox(SandboxSettings(kind="none", state_dir=tmp_path / "state")) as sandbox:
+    """The home of its commands is in the state directory, and gone at the end."""
+    state = tmp_path / "state"
+    async with open_sandbox(SandboxSettings(kind="none", state_dir=state)) as sandbox:
         async with sandbox.open(Place(cwd=tmp_path), name="run") as place:
             assert (place.cwd, place.sandbox) == (tmp_path, None)
+            home = await Hands.at(place).good("Bash", command='printf %s "$HOME"; stat -c " %a" "$HOME"')
         assert sandbox.name == "none"
-    assert not (tmp_path / "state").exists()
+    assert home.startswith(str(state))
+    assert home.endswith(" 700\n")
+    assert list(state.rglob("*")) == [state / "sandbox"]
+
+
+async def test_a_bare_command_has_a_home_without_a_state_directory(tmp_path: Path) -> None:
+    """A daemon whose state directory cannot be written runs commands all the same."""
+    (tmp_path / "file").touch()
+    async with (
+        open_sandbox(SandboxSettings(kind="none", state_dir=tmp_path / "file/state")) as sandbox,
+        sandbox.open(Place(cwd=tmp_path), name="run") as place,
+    ):
+        assert await Hands.at(place).good("Bash", command='stat -c %a "$HOME"') == "700\n"
+
+
+def test_daemons_that_start_together_keep_their_folders(tmp_path: Path) -> None:
+    """None takes the folder that another has just made for the folder of a dead daemon."""
+
+    def start_and_end(_: int) -> bool:
+        with daemon_folder(tmp_path) as folder:
+            return (folder / "lock").exists()
+
+    with ThreadPoolExecutor(8) as daemons:
+        assert all(daemons.map(start_and_end, range(80)))
+    assert list((tmp_path / "sandbox").iterdir()) == []
 
 
 @needs_bubblewrap
