@@ -1,8 +1,9 @@
 """``nexoforkd``: read the settings, connect, serve until told to stop.
 
 The first SIGTERM or SIGINT drains: no new work, running forks finish within their limit. The second does not wait for
-that. SIGHUP reads the settings again. A connection that is lost later is restored for ever; only one that never was,
-and a server that does not let this daemon in any more, end it.
+that. Once no fork is left, further ones change nothing and the daemon ends with 0. SIGHUP reads the settings again. A
+connection that is lost later is restored for ever; only one that never was, and a server that does not let this daemon
+in any more, end it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nexofork import __version__
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.cli import run_command
 from nexofork.cli.exit_codes import OK
-from nexofork.cli.session import finish, on_signals
+from nexofork.cli.session import finish
 from nexofork.cli.setting_options import DAEMON_FILE, DAEMON_VARIABLE, daemon_file, setting_options, surroundings
 from nexofork.config.keys import DAEMON_KEYS
 from nexofork.config.reading import read_settings
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _DENIED_S = 30.0
 """How long NATS may refuse a running daemon before it ends: longer than a server takes to be configured anew."""
 
@@ -126,6 +128,8 @@ async def _daemon(read: Settings) -> int:
             dials=dials,
             watch=watch,
         )
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_IGN)  # nothing is left to stop, so the daemon ends well
     return OK
 
 
@@ -167,14 +171,20 @@ def _ready(health: Health, bus: Bus, watch: Watch) -> None:
 
 
 def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
-    """Drain at the first signal, hand over at the second."""
+    """Drain at the first signal, hand over at the second.
+
+    The handlers are not the loop's: when it closes it would leave the signals to kill the process.
+    """
+    loop = asyncio.get_running_loop()
 
     def stop_or_hurry() -> None:
         if stop.is_set():
             hurry.set()
         stop.set()
 
-    on_signals(stop_or_hurry)
+    for number in _STOPPING:
+        loop.remove_signal_handler(number)
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop_or_hurry))
 
 
 def main() -> None:

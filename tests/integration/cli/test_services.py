@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from nexofork.wire.streams import CONSUMER, log_stream
 from tests.integration.cli.conftest import objects
 from tests.support.conversation import call, says
 from tests.support.nats import SMALL, connected
+from tests.support.sandboxes import needs_bubblewrap
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -68,6 +70,44 @@ def test_a_second_signal_does_not_wait(own_pool: World) -> None:
     with own_pool.daemon("--name", "d3", "--lease-s", "600"):
         (result,) = objects(own_pool.ask("wait", run_id, "--json", *own_pool.at).stdout)
     assert (result["status"], result["daemon"], result["attempts"]) == ("completed", "d3", 2)
+
+
+def test_a_second_signal_to_an_idle_daemon_is_no_failure(own_pool: World) -> None:
+    """Nothing was lost, so it ends with 0; signals come until it has ended, so also in its very last moments."""
+    with own_pool.daemon("--name", "d2") as daemon:
+        while daemon.poll() is None:
+            daemon.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                daemon.wait(0.002)
+
+    assert daemon.returncode == 0
+
+
+@pytest.mark.parametrize("sandbox", ["none", pytest.param("bwrap", marks=needs_bubblewrap)])
+def test_a_killed_daemon_leaves_nothing_to_the_next(own_pool: World, tmp_path: Path, sandbox: str) -> None:
+    """The homes and folders of its commands are removed when it starts again, and none is in ``/tmp``."""
+    temporary, state = tmp_path / "tmp", tmp_path / "state"
+    temporary.mkdir()
+    world = replace(own_pool, environment={**own_pool.environment, "TMPDIR": str(temporary)})
+    options = ("--state-dir", str(state), "--sandbox", sandbox, "--allow-root", "--lease-s", "2")
+    left = says("Leave.", {"tools": [call(command="touch ~/left; mkdir ~/folder")]}, {"text": "Result: done"})
+    with world.daemon("--name", "d2", *options) as daemon:
+        (run_id,) = world.detached(left)
+        world.ask("wait", run_id, *world.at)
+        (run_id,) = world.detached(says("Sleep.", {"tools": [call(command="touch ~/left; sleep 600")]}))
+        world.until_logged(run_id, "tool_started")
+        daemon.kill()
+        daemon.wait(PATIENCE_S)
+    killed = list((state / "sandbox").iterdir())
+    with world.daemon("--name", "d2", *options) as daemon:
+        assert len(killed) == 1
+        assert not killed[0].exists()
+        world.ask("abort", run_id, *world.at)
+        world.ask("wait", run_id, *world.at)
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(PATIENCE_S) == 0
+
+    assert list(temporary.iterdir()) == list((state / "sandbox").iterdir()) == list((state / "runs").iterdir()) == []
 
 
 def test_serve_has_everything_a_fleet_needs(world: World, tmp_path: Path) -> None:
