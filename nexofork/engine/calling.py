@@ -1,6 +1,7 @@
 """Make a fork's model calls: wait for the prefix, set the money aside, announce the call, send it, book it.
 
-Every attempt is announced in the journal before it is sent and booked in the ledger when it is over, however it ends.
+Every attempt is announced in the journal before it is sent and booked in the ledger when it is over, however it ends;
+one that was cancelled before any of it was sent is not booked.
 The first call takes its place behind a sibling that writes the same prefix, where that is worth the wait.
 """
 
@@ -89,6 +90,8 @@ class _Attempt:
     reservation: Reservation
     sent_at: float = 0.0
     """0 until it was announced."""
+    sent: bool = False
+    """Whether any of its body may have gone out: else it was not billed."""
     over: bool = False
     summary: bool = False
     """Whether it summarises the conversation before the turn, and is no turn itself."""
@@ -265,11 +268,11 @@ class ModelCalls:
         attempt.sent_at = time.time()
 
     def _close(self, attempt: _Attempt, outcome: Outcome, reply: Reply | None = None, error: str = "") -> None:
-        """Book the attempt and settle what was set aside for it."""
+        """Book the attempt and settle what was set aside for it; one that was cancelled unsent is not booked."""
         if attempt.over:
             return
         attempt.over = True
-        if not attempt.sent_at:
+        if not attempt.sent and outcome == "unconfirmed":
             attempt.reservation.settle(Usage())
             return
         known = self._progress.open
@@ -303,9 +306,12 @@ class ModelCalls:
     async def _streamed(
         self, request: ModelRequest, attempt: _Attempt, lead: Lead | None, traced: ChatTrace
     ) -> tuple[Reply, int]:
+        def sends() -> None:
+            attempt.sent = True  # the attempt of that moment: repeating takes a new one
+
         try:
             await self._announce(attempt)
-            async with aclosing(self._llm.stream(request)) as events:
+            async with aclosing(self._llm.stream(replace(request, on_send=sends))) as events:
                 async for event in events:
                     match event:
                         case MessageStarted():
@@ -329,19 +335,21 @@ class ModelCalls:
                             await self._finished(event.reply, attempt)
                             return event.reply, attempt.number - 1
         except ProviderError as exc:
-            self._close(attempt, self._outcome(exc), error=str(exc))
+            self._close(attempt, self._outcome(attempt, exc), error=str(exc))
             raise
         finally:
             self._close(attempt, "unconfirmed")
         raise AssertionError("a provider's stream ends with MessageFinished or raises")
 
-    def _outcome(self, error: ProviderError) -> Outcome:
-        """Say whether a failed attempt may have been billed: not where the provider answered with an error."""
+    def _outcome(self, attempt: _Attempt, error: ProviderError) -> Outcome:
+        """Say whether a failed attempt may have been billed: not unsent, nor where the answer was an error."""
+        if not attempt.sent:
+            return "failed"
         return "unconfirmed" if self._progress.open is not None or error.status in (None, 200) else "failed"
 
     def _failed_once(self, attempt: _Attempt, retried: CallRetried) -> None:
         """Close an attempt that failed and will be repeated."""
-        self._close(attempt, self._outcome(retried.error), error=str(retried.error))
+        self._close(attempt, self._outcome(attempt, retried.error), error=str(retried.error))
         self._progress.cut_off()
         self._emit(
             CallFailedOnce(run_id=self._run_id, turn=attempt.turn, error=str(retried.error), delay_s=retried.delay_s)

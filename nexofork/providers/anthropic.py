@@ -163,7 +163,7 @@ class AnthropicProvider:
                 with uncaptured():
                     stream = await self._client.with_middleware(_answered).post(
                         path_of(request),
-                        content=cast("AsyncIterator[bytes]", Pieces(request.body)),
+                        content=cast("AsyncIterator[bytes]", Pieces(request)),
                         cast_to=object,
                         stream=True,
                         stream_cls=AsyncStream[object],

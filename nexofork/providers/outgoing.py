@@ -15,7 +15,6 @@ from anthropic import DefaultAioHttpClient, DefaultAsyncHttpxClient, Omit, omit
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nexofork.core.rope import Rope
     from nexofork.providers.provider import ModelRequest
 
 __all__ = ["Pieces", "Transport", "headers_of", "http_client", "path_of"]
@@ -29,13 +28,14 @@ _SLICE_BYTES = 128 * 1024
 
 
 class Pieces:
-    """A body that an HTTP client can read more than once, without ever being joined."""
+    """A request's body, which an HTTP client can read more than once, without ever being joined."""
 
-    def __init__(self, body: Rope) -> None:
-        self._body = body
+    def __init__(self, request: ModelRequest) -> None:
+        self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
-        for piece in self._body:
+        self._request.on_send()
+        for piece in self._request.body:
             if len(piece) <= _SLICE_BYTES:
                 yield piece
                 continue

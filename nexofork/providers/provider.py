@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from nexofork.core.reply import Reply, ReplyBlock
     from nexofork.core.rope import Rope
@@ -36,6 +36,8 @@ class ModelRequest:
     """Cache-relevant headers of the parent: ``anthropic-version`` and ``anthropic-beta``, as the parent sent them."""
     query: tuple[tuple[str, str], ...] = ()
     """The parent's query string (``beta=true``)."""
+    on_send: Callable[[], object] = field(default=lambda: None, compare=False)
+    """Called each time the body begins to be sent; an attempt that ended before that was not billed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,8 @@ class Provider(Protocol):
     def stream(self, request: ModelRequest) -> AsyncGenerator[ProviderEvent]:
         """Send the bytes and yield what happens; ends with `MessageFinished` or raises.
 
-        Closing the iterator or cancelling its task closes the socket.
+        Every attempt calls the request's `on_send` before the first byte of the body goes out. Closing the iterator or
+        cancelling its task closes the socket.
 
         Raises:
             ProviderError: The call failed and retrying did not help or would not.

@@ -14,7 +14,7 @@ from nexofork.engine.warmth import Warmth
 from nexofork.errors import ProviderError
 from nexofork.providers.provider import TextDelta
 from tests.support.conversation import call, says
-from tests.support.parents import fork
+from tests.support.parents import fork, open_llm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -291,3 +291,51 @@ async def test_a_call_that_breaks_over_its_abort_is_aborted(
     result = await handle.result()
 
     assert (result.status, result.end, result.error) == (ForkStatus.ABORTED, "parent", "enough")
+
+
+async def test_a_call_that_was_never_sent_is_not_in_the_ledger(
+    snapshot: CacheSafeParams, forks: DefaultForkSubagent
+) -> None:
+    """A fork that is aborted while its provider still connects has cost nothing, and the ledger says nothing of it."""
+    connecting, never = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connecting.set()
+        await never.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, open_llm(f"https://127.0.0.1:{port}") as unreachable:
+        handle = await forks.fork(fork(snapshot, unreachable))
+        await connecting.wait()  # and waits for the server's part of the TLS handshake
+        await handle.abort("enough")
+        result = await handle.result()
+        never.set()
+
+    assert (result.status, result.end) == (ForkStatus.ABORTED, "parent")
+    assert forks.ledger.calls == []
+
+
+async def test_a_call_that_was_sent_and_aborted_is_in_the_ledger(
+    sim: Simulator, snapshot: CacheSafeParams, llm: AnthropicProvider, forks: DefaultForkSubagent
+) -> None:
+    """The server has it, so it may be billed: every request it received is booked."""
+    handle = await forks.fork(fork(snapshot, llm, HANGS))
+    await sim.received(2)
+    await handle.abort("enough")
+    await handle.result()
+
+    assert [call.outcome for call in forks.ledger.calls] == ["unconfirmed"]
+    assert len(forks.ledger.calls) == sim.request_count - 1
+
+
+async def test_a_server_that_cannot_be_reached_bills_nothing(
+    snapshot: CacheSafeParams, forks: DefaultForkSubagent
+) -> None:
+    """Attempts that found no server are booked as failed, so no cost of theirs is unknown."""
+    async with open_llm("http://127.0.0.1:9") as unreachable:
+        result = await (await forks.fork(fork(snapshot, unreachable))).result()
+
+    assert result.status is ForkStatus.FAILED
+    assert {call.outcome for call in forks.ledger.calls} == {"failed"}
