@@ -1,9 +1,10 @@
 """Leave a run to a daemon that suits it better, and say why, once.
 
-Left runs come back every few seconds until a daemon takes them or their parent ends them. One that no daemon here can
-work on is refused after a few rounds, so that its parent learns why. A run that needs what only others say they know is
-left for about half an hour: a daemon's key can announce anything, and a run must not wait for a daemon that does not
-exist.
+The first time, a daemon gives a run back at once, so that the run goes round all daemons with a free slot without a
+pause. After that it comes back every few seconds until a daemon takes it or its parent ends it. One that no daemon here
+can work on is refused after a few rounds, so that its parent learns why. A run that needs what only others say they
+know is left for about half an hour: a daemon's key can announce anything, and a run must not wait for a daemon that
+does not exist.
 """
 
 from __future__ import annotations
@@ -86,10 +87,15 @@ class Leaving:
         return problem.reason if delivery.attempt <= rounds else None
 
     async def leave(self, delivery: Delivery, reason: str) -> None:
-        """Give a request back for a while; the log says why, the first time."""
-        if delivery.run_id not in self._told:
-            if len(self._told) >= _REMEMBERED:
-                self._told.clear()
-            self._told.add(delivery.run_id)
-            log.info("run %s: left to another daemon: %s", delivery.run_id, reason)
-        await delivery.release(delay_s=min(_FIRST_S * delivery.attempt, _LONGEST_S))
+        """Give a request back: the first time at once and with a line in the log, later for a while.
+
+        The server hands what is given back at once to the daemon whose pull has waited longest, and ours is the last.
+        """
+        if delivery.run_id in self._told:
+            await delivery.release(delay_s=min(_FIRST_S * delivery.attempt, _LONGEST_S))
+            return
+        if len(self._told) >= _REMEMBERED:
+            self._told.clear()
+        self._told.add(delivery.run_id)
+        log.info("run %s: left to another daemon: %s", delivery.run_id, reason)
+        await delivery.release()

@@ -150,6 +150,28 @@ async def test_a_run_is_left_to_the_daemon_that_shares_its_folder(fleet: Fleet) 
     assert "--shared-dir" in other.log or "left to another daemon" not in other.log
 
 
+async def test_a_run_waits_for_the_daemon_that_shares_its_folder_and_is_full(fleet: Fleet) -> None:
+    """Two others leave it meanwhile; the one that can do it takes it when it has a slot, and they take other work."""
+    shared = fleet.folder / "shared"
+    shared.mkdir()
+    await fleet.daemon("sharing", state_dir=str(fleet.folder / "sharing"), shared_dirs=[str(shared)], slots=1)
+    write = says("fern", {"tools": [call(command="echo x > written")]}, DONE)
+    async with fleet.connect() as forks:
+        first = await forks.fork(await fleet.params(says("elder", {"text": DONE, "hold": "slot"})))
+        await fleet.sim.received(2)
+        await fleet.until_present(lambda there: there.running == 1)
+        others = [await fleet.daemon(f"d{number}", state_dir=str(fleet.folder / f"d{number}")) for number in range(2)]
+        handle = await forks.fork(await fleet.params(write, workspace=PathWorkspace(shared)))
+        await eventually(lambda: all(f"run {handle.run_id}: left to another" in daemon.log for daemon in others))
+        elsewhere = await (await forks.fork(await fleet.params("gorse"))).result()
+        fleet.sim.release("slot")
+        results = [await first.result(), await handle.result()]
+
+    assert [(one.status, one.daemon) for one in results] == [(ForkStatus.COMPLETED, "sharing")] * 2
+    assert elsewhere.daemon in {"d0", "d1"}
+    assert (shared / "written").read_text() == "x\n"
+
+
 async def test_a_parent_is_told_when_no_daemon_shares_its_folder(fleet: Fleet) -> None:
     """By one of them, after each had the run."""
     folder = fleet.folder / "mine"
