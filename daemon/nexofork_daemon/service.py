@@ -149,7 +149,13 @@ class _Service:
         self._changed = asyncio.Event()
         self._board = PresenceBoard(host.bus)
         self._runs: asyncio.TaskGroup | None = None
-        self._pickup = Pickup(host.bus, pool=host.settings.pool, free_slots=self._free_slots, deliver=self._deliver)
+        self._pickup = Pickup(
+            host.bus,
+            pool=host.settings.pool,
+            free_slots=self._free_slots,
+            deliver=self._deliver,
+            lease_s=host.settings.lease_s,
+        )
         self._counted = dials.slots
         """How many slots the metrics know of."""
         dials.on_change(self._turned)

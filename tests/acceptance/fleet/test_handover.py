@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from nexofork import ForkStatus
+from nexofork.bus.jetstream import call as call_jetstream
 from nexofork.bus.presence import PresenceBoard
 from nexofork.wire import messages as wire
+from nexofork.wire.streams import CONSUMER, log_stream
 from tests.support.conversation import call, says
 from tests.support.fleet import epochs, finals, lines_in
 from tests.support.waiting import PATIENCE_S, eventually
@@ -156,3 +159,66 @@ async def test_an_idle_daemon_told_to_stop_ends_at_once(fleet: Fleet) -> None:
 
     assert await idle.gone() == 0
     assert await PresenceBoard(fleet.bus).daemons(fleet.pool) == []
+
+
+async def queue_of(fleet: Fleet) -> tuple[int, int]:
+    """Return how many pulls wait at the server, and how many requests daemons hold."""
+    info = await call_jetstream(fleet.bus, f"CONSUMER.INFO.{log_stream(fleet.pool)}.{CONSUMER}")
+    return int(info["num_waiting"]), int(info["num_ack_pending"])
+
+
+async def take_over_s(fleet: Fleet, word: str, *, frozen: int) -> float:
+    """Return how long a run waits for its next daemon after the first was killed, with idle frozen ones in the pool."""
+    owner = await fleet.daemon(f"{word}-owner")
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(says(word, {"text": DONE, "hold": word})))
+        await claimed(fleet, handle, 1)
+        for number in range(frozen):
+            idle = await fleet.daemon(f"{word}-idle{number}")
+            while (await queue_of(fleet))[0] < number + 2:
+                pass
+            idle.signal(signal.SIGSTOP)
+        heir = await fleet.daemon(f"{word}-heir")
+        killed_at = time.monotonic()
+        await owner.kill()
+        await claimed(fleet, handle, 2)
+        took_s = time.monotonic() - killed_at
+        fleet.sim.release(word)
+        assert (await handle.result()).daemon == heir.name
+    await heir.kill()
+    return took_s
+
+
+async def test_frozen_daemons_do_not_hold_up_a_take_over(fleet: Fleet) -> None:
+    """Idle ones that stopped with open pulls cost a crashed run less than one more lease, however many they are."""
+    plain_s = await take_over_s(fleet, "gorse", frozen=0)
+
+    assert await take_over_s(fleet, "hawthorn", frozen=2) < plain_s + fleet.lease_s
+
+
+async def test_a_daemon_that_wakes_does_not_run_what_it_was_handed_while_frozen(fleet: Fleet) -> None:
+    """Another daemon has the run by then, and keeps it."""
+    sleeper = await fleet.daemon("sleeper")
+    await fleet.snapshot()
+    async with fleet.connect() as forks:
+        for number in range(100):
+            held = (await queue_of(fleet))[1]
+            sleeper.signal(signal.SIGSTOP)
+            turn = {"text": DONE, "hold": {"gate": "end", "after_events": 3}}
+            handle = await forks.fork(await fleet.params(says(f"iris{number}", turn)))
+            while (queue := await queue_of(fleet)) == (1, held):
+                pass
+            if queue[1] > held:
+                break
+            sleeper.signal(signal.SIGCONT)  # its pull had expired
+            await claimed(fleet, handle, 1)
+        await fleet.daemon("heir")
+        await claimed(fleet, handle, 1)
+
+        sleeper.signal(signal.SIGCONT)
+        await eventually(lambda: f"run {handle.run_id} came more than a lease" in sleeper.log)
+        fleet.sim.release("end")
+        result = await handle.result()
+
+    assert (result.status, result.daemon, result.attempts) == (ForkStatus.COMPLETED, "heir", 1)
+    assert set(epochs(await fleet.reports(handle.run_id))) == {1}

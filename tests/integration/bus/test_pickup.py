@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
 
+LONG_LEASE_S = 10 * PATIENCE_S
 SLOW_HEARTBEAT_S = 15.0
-"""The server allows no longer pull than four of these."""
+"""No pull is open for less than two of these with the long lease."""
 AT_ONCE_S = 30.0
 """A pull with slow heartbeats that was lost is not noticed so soon by its silence."""
 
@@ -31,7 +32,7 @@ AT_ONCE_S = 30.0
 @pytest.fixture
 async def pool_bus(pool_bus: Bus, pool: str) -> Bus:
     """The shared server with a lease that outlasts every wait: what comes again was given back."""
-    await lease(pool_bus, pool, 10 * PATIENCE_S)
+    await lease(pool_bus, pool, LONG_LEASE_S)
     return pool_bus
 
 
@@ -43,7 +44,9 @@ async def lease(bus: Bus, pool: str, lease_s: float) -> None:
 class Worker:
     """A daemon that takes requests and does nothing with them."""
 
-    def __init__(self, bus: Bus, pool: str, slots: int = 4, heartbeat_s: float = 5.0) -> None:
+    def __init__(
+        self, bus: Bus, pool: str, slots: int = 4, heartbeat_s: float = 5.0, lease_s: float = LONG_LEASE_S
+    ) -> None:
         self.slots = slots
         self.held: list[Delivery] = []
         self.seen: list[Delivery] = []
@@ -55,7 +58,7 @@ class Worker:
             pool=pool,
             free_slots=lambda: self.slots - len(self.held),
             deliver=self.deliver,
-            expires_s=4 * heartbeat_s,
+            lease_s=lease_s,
             heartbeat_s=heartbeat_s,
         )
 
@@ -273,7 +276,7 @@ async def test_requests_come_at_once_after_a_cut_wire(nats_server: EmbeddedServe
 
 
 async def test_silence_makes_a_new_pull(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
-    """When heartbeats stop coming the pull is repeated, and what comes twice does not exceed the slots."""
+    """When heartbeats stop the pull is repeated once NATS answers, and what comes twice does not exceed the slots."""
     async with (
         Proxy(nats_server.url) as wire,
         connected(wire.url) as own,
@@ -281,9 +284,10 @@ async def test_silence_makes_a_new_pull(nats_server: EmbeddedServer, pool_bus: B
     ):
         await eventually(lambda: worker.pickup._outstanding)
         wire.hold_answers()
-        await eventually(lambda: worker.pickup._pulls >= 3)
-        await ask(pool_bus, pool, *(f"r{number}" for number in range(6)))
+        await eventually(lambda: worker.pickup._unsure)
         wire.release_answers()
+        await eventually(lambda: worker.pickup._pulls == 2)
+        await ask(pool_bus, pool, *(f"r{number}" for number in range(6)))
         await eventually(lambda: len(worker.held) == 2)
         info = await call(pool_bus, f"CONSUMER.INFO.FORK_POOL_{pool}.pickup")
 
@@ -358,7 +362,7 @@ async def test_a_pull_with_heartbeats_is_not_given_up(
 ) -> None:
     """An idle daemon keeps its one pull for as long as the server shows that it is there."""
     begun, stop = asyncio.get_running_loop().time(), asyncio.Event()
-    pickup = Pickup(pool_bus, pool=pool, free_slots=lambda: 1, deliver=lambda _: None, expires_s=60, heartbeat_s=1.0)
+    pickup = Pickup(pool_bus, pool=pool, free_slots=lambda: 1, deliver=lambda _: None, lease_s=180, heartbeat_s=1.0)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(pickup.run(stop))
         await eventually(lambda: pickup._heard_at > begun + 5.0)  # twice as long as silence may last
@@ -366,3 +370,87 @@ async def test_a_pull_with_heartbeats_is_not_given_up(
 
     assert pickup._pulls == 1
     assert "fell silent" not in caplog.text
+
+
+async def test_a_daemon_that_cannot_hear_takes_nothing(nats_server: EmbeddedServer, pool_bus: Bus, pool: str) -> None:
+    """Its pull is over within a lease and it makes no other one; what is asked for then goes to the next daemon."""
+    await lease(pool_bus, pool, 3.0)
+    async with (
+        Proxy(nats_server.url) as wire,
+        connected(wire.url) as own,
+        Worker(own, pool, lease_s=3.0).running() as worker,
+    ):
+        await eventually(lambda: worker.pickup._outstanding)
+        wire.hold_answers()
+        held = time.monotonic()
+        await eventually(lambda: time.monotonic() > held + 3.0)
+        await ask(pool_bus, pool, "r1")
+        async with Worker(pool_bus, pool).running() as other:
+            await eventually(lambda: other.seen)
+        wire.release_answers()
+
+    assert [(one.run_id, one.attempt) for one in other.seen] == [("r1", 1)]
+    assert worker.seen == []
+
+
+async def test_what_was_sent_to_a_daemon_that_could_not_hear_is_not_used(
+    nats_server: EmbeddedServer, pool_bus: Bus, pool: str
+) -> None:
+    """What comes more than a lease after it was asked for is another daemon's; new requests are taken again."""
+    await lease(pool_bus, pool, 3.0)
+    async with (
+        Proxy(nats_server.url) as wire,
+        connected(wire.url) as own,
+        Worker(own, pool, slots=0, lease_s=3.0).running() as worker,
+    ):
+        await ask(pool_bus, pool, "stale")
+        wire.hold_answers_to(b"CONSUMER.MSG.NEXT")
+        worker.slots = 4
+        worker.pickup.wake()
+        await wire.withheld.wait()
+        async with Worker(pool_bus, pool).running() as other:
+            await eventually(lambda: other.seen)
+            await other.finish(other.held[0])
+        wire.release_answers()
+        await ask(pool_bus, pool, "new")
+        await eventually(lambda: worker.seen)
+
+    assert [(one.run_id, one.attempt) for one in other.seen] == [("stale", 2)]
+    assert "stale" not in [one.run_id for one in worker.seen]
+
+
+async def test_what_one_daemon_gives_back_after_pauses_comes_to_the_other(
+    nats_server: EmbeddedServer, pool_bus: Bus, pool: str
+) -> None:
+    """No daemon stays first in the queue, although both pull for the same time and one began earlier."""
+    async with connected(nats_server.url) as second:
+        one, other = Worker(pool_bus, pool, lease_s=3.0), Worker(second, pool, lease_s=3.0)
+        async with one.running():
+            await eventually(lambda: one.pickup._outstanding)
+            async with other.running():
+                await ask(pool_bus, pool, "r1")
+                while not other.seen:
+                    await eventually(lambda: one.held or other.seen)
+                    for delivery in one.held:
+                        await delivery.release(1.0)  # as long as the longest pull
+                    one.held.clear()
+
+    assert len(one.seen) < 20  # it is more often if all pulls are of one length
+
+
+async def test_what_lapsed_is_not_given_back(pool_bus: Bus, pool: str) -> None:
+    """A daemon that gives a request back after its lease does not take it from the one that has it."""
+    await lease(pool_bus, pool, 1.0)
+    await ask(pool_bus, pool, "r1")
+    async with Worker(pool_bus, pool, lease_s=1.0).running() as slow:
+        await eventually(lambda: slow.seen)
+        slow.slots = 0
+        await eventually(lambda: slow.held[0].lapsed)
+        await lease(pool_bus, pool, LONG_LEASE_S)
+        async with Worker(pool_bus, pool).running() as heir:
+            await eventually(lambda: heir.seen)
+            await slow.held[0].release()
+            await ask(pool_bus, pool, "r2")
+            await eventually(lambda: len(heir.seen) == 2)
+
+    assert [one.run_id for one in heir.seen] == ["r1", "r2"]
