@@ -222,7 +222,7 @@ def parts_of(secret: str, text: str) -> list[str]:
         base64.b64encode(b"user:" + SECRET.encode()).decode(),
         base64.b64encode(b"x" + SECRET.encode() + b"tail").decode(),
         SECRET.encode().hex(),
-        json.dumps({"key": SECRET}),
+        json.dumps(SECRET),
     ],
 )
 def test_the_key_that_was_sent_is_repeated_in_no_form(form: str) -> None:
@@ -233,7 +233,7 @@ def test_the_key_that_was_sent_is_repeated_in_no_form(form: str) -> None:
 
     assert "no such key: " in said
     assert " here" in said
-    assert parts_of(form if form.isalnum() else SECRET, said) == []
+    assert parts_of(SECRET, said) + parts_of(form, said) == []
 
 
 @pytest.mark.parametrize("form", ["%{:02x}", "&#{};", "&#x{:x};", "\\u{:04x}", "\\x{:02x}"])
