@@ -75,6 +75,7 @@ BUILD_DEPS := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))
 lock: ops
 	$(BIN)/pip-compile $(LOCK) --output-file deploy/requirements.lock pyproject.toml
 	$(PYTHON) -c $(BUILD_DEPS) | $(BIN)/pip-compile $(LOCK) --allow-unsafe --output-file deploy/build.lock -
+	sed -i.old -e '/^#/d' -e '/^$$/d' deploy/build.lock && rm deploy/build.lock.old # a note on setuptools
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
