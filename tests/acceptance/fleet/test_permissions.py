@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +17,11 @@ from nexofork.errors import BusError, ForkRefused
 from nexofork.wire import messages as wire
 from nexofork.wire.permissions import PermissionPolicy, ask_id_of
 from nexofork.wire.subjects import inbox
+from tests.acceptance.fleet.test_metrics import port_of
 from tests.support.conversation import call, declared, says
 from tests.support.fleet import finals, lines_in, open_fleet
 from tests.support.parents import results_in
+from tests.support.scraping import get
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -450,3 +453,46 @@ async def until_answered(handle: ForkHandle, question: ForkAsked) -> None:
             except BusError:
                 continue
             return
+
+
+async def longest_wait(port: int, until: asyncio.Task[None]) -> float:
+    """How long the health port kept a request waiting at most until a task was done, as a part of that time."""
+    longest, begun = 0.0, time.perf_counter()
+    while not until.done():
+        asked_at = time.perf_counter()
+        assert (await get(port, "/healthz"))[0] == 200
+        longest = max(longest, time.perf_counter() - asked_at)
+    return longest / (time.perf_counter() - begun)
+
+
+@pytest.mark.parametrize(
+    ("command", "deny"),
+    [
+        ("echo " + "{" * 3_300 + "," * 6_600, ["Bash(rm *)"]),
+        ("env " + "a " * 4_900, [f"Bash(a a a a a{number} *)" for number in range(1_000)]),
+    ],
+    ids=["braces", "stars"],
+)
+async def test_a_daemon_answers_while_it_judges_a_hostile_command(fleet: Fleet, command: str, deny: list[str]) -> None:
+    """A health request never waits for the whole judgement, whether reading the command or comparing it takes long."""
+    rounds = 5
+    port = await port_of(await fleet.daemon(health_port=0))
+    turns = [{"tools": [call(command=command)], "hold": f"door{number}"} for number in range(rounds)]
+    waits: list[float] = []
+    async with fleet.connect() as forks, asyncio.TaskGroup() as tasks:
+        params = await fleet.params(says("Judge.", *turns, DONE), permissions=Permissions(deny=deny))
+        before = fleet.sim.request_count
+        handle = await forks.fork(params)
+        for number in range(rounds):
+            await fleet.sim.received(before + number + 1)
+            fleet.sim.release(f"door{number}")
+            judged = tasks.create_task(fleet.sim.received(before + number + 2))
+            waits.append(await longest_wait(port, judged))
+        result = await handle.result()
+
+    # A busy machine may keep a request waiting as well; one quiet round is enough.
+    assert min(waits) < 0.5, waits
+    assert result.ok, result.error
+    answers = [answer for number in range(rounds) for answer in results_in(fleet.sim, before + number + 1)]
+    assert len(answers) >= rounds
+    assert all("was not run" in answer["content"] for answer in answers)
