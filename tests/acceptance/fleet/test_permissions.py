@@ -465,16 +465,10 @@ async def longest_wait(port: int, until: asyncio.Task[None]) -> float:
     return longest / (time.perf_counter() - begun)
 
 
-@pytest.mark.parametrize(
-    ("command", "deny"),
-    [
-        ("echo " + "{" * 3_300 + "," * 6_600, ["Bash(rm *)"]),
-        ("env " + "a " * 4_900, [f"Bash(a a a a a{number} *)" for number in range(1_000)]),
-    ],
-    ids=["braces", "stars"],
-)
-async def test_a_daemon_answers_while_it_judges_a_hostile_command(fleet: Fleet, command: str, deny: list[str]) -> None:
-    """A health request never waits for the whole judgement, whether reading the command or comparing it takes long."""
+async def test_a_daemon_answers_while_it_judges_a_hostile_command(fleet: Fleet) -> None:
+    """A health request never waits for the whole judgement, although a thousand rules are compared with a long text."""
+    command = "env " + "a " * 4_900
+    deny = [f"Bash(a a a a a{number} *)" for number in range(1_000)]
     rounds = 5
     port = await port_of(await fleet.daemon(health_port=0))
     turns = [{"tools": [call(command=command)], "hold": f"door{number}"} for number in range(rounds)]
