@@ -2,13 +2,15 @@
 
 The first SIGTERM or SIGINT drains: no new work, running forks finish within their limit. The second does not wait for
 that. Once no fork is left, further ones change nothing and the daemon ends with 0. SIGHUP reads the settings again. A
-connection that is lost later is restored for ever; only one that never was, and a server that does not let this daemon
-in any more, end it.
+NATS that is not there, at the start or later, is waited for; a signal before the daemon is ready ends it at once. A
+server that does not let this daemon in ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import signal
 import sys
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+
+log = logging.getLogger(__name__)
+
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _DENIED_S = 30.0
 """How long NATS may refuse a running daemon before it ends: longer than a server takes to be configured anew."""
@@ -99,35 +104,40 @@ async def _daemon(read: Settings) -> int:
     current_prices()  # a price file that cannot be used is named now, not in the middle of a run
     stop, hurry, watch = asyncio.Event(), asyncio.Event(), Watch(supervisor())
     dials = Dials(slots=settings.slots, drain_s=settings.drain_s)
-    _stop_on_signals(stop, hurry)
+    started = _stop_on_signals(stop, hurry)
     reloader = Reloader(read, read=lambda: _read_again(read), dials=dials, watch=watch)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
-    async with (
-        open_health(settings, stop) as health,
-        _opened_sandbox(settings) as sandbox,
-        open_bus(_bus_settings(read)) as bus,
-        AnthropicProvider.from_env(base_url=read["provider.base_url"], api_key=key.value) as provider,
-        open_routing(settings, servers) as routing,
-    ):
-        forget_provider_key()
-        await run_daemon(
-            settings,
-            bus=bus,
-            provider=provider,
-            workbench=Workbench(
-                BuiltinTools,
-                routing,
-                sandbox=sandbox,
-                workspaces=Workspaces(
-                    StateFolder(settings.state_dir, settings.disk), shared_folders(settings.sandboxing)
+    try:
+        async with (
+            open_health(settings, stop) as health,
+            _opened_sandbox(settings) as sandbox,
+            open_bus(_bus_settings(read), told=lambda what: _waiting(what, health, watch)) as bus,
+            AnthropicProvider.from_env(base_url=read["provider.base_url"], api_key=key.value) as provider,
+            open_routing(settings, servers) as routing,
+        ):
+            forget_provider_key()
+            await run_daemon(
+                settings,
+                bus=bus,
+                provider=provider,
+                workbench=Workbench(
+                    BuiltinTools,
+                    routing,
+                    sandbox=sandbox,
+                    workspaces=Workspaces(
+                        StateFolder(settings.state_dir, settings.disk), shared_folders(settings.sandboxing)
+                    ),
                 ),
-            ),
-            stop=stop,
-            ready=lambda: _ready(health, bus, watch),
-            hurry=hurry,
-            dials=dials,
-            watch=watch,
-        )
+                stop=stop,
+                ready=lambda: _ready(health, bus, watch, started),
+                hurry=hurry,
+                dials=dials,
+                watch=watch,
+            )
+    except asyncio.CancelledError:
+        if started.is_set() or not stop.is_set():
+            raise
+        log.info("told to stop before it was ready")
     for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)  # nothing is left to stop, so the daemon ends well
     return OK
@@ -157,6 +167,7 @@ def _bus_settings(read: Settings) -> BusSettings:
         ca=read["nats.ca_file"],
         name=f"nexoforkd {read['daemon.name']}",
         denied_s=_DENIED_S,
+        unreached_s=math.inf,
     )
 
 
@@ -164,27 +175,42 @@ def _read_again(read: Settings) -> Settings:
     return read_settings(DAEMON_KEYS, read.flags, surroundings(read.file))
 
 
-def _ready(health: Health, bus: Bus, watch: Watch) -> None:
+def _waiting(what: str, health: Health, watch: Watch) -> None:
+    health.waiting = bool(what)
+    if what and health.starting:
+        watch.waiting()
+
+
+def _ready(health: Health, bus: Bus, watch: Watch, started: asyncio.Event) -> None:
+    started.set()
     health.watch(bus)
     watch.ready()
     click.echo("ready")
 
 
-def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+def _stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> asyncio.Event:
     """Drain at the first signal, hand over at the second.
 
     The handlers are not the loop's: when it closes it would leave the signals to kill the process.
+
+    Returns:
+        To be set once the daemon is ready. Before that, the first signal ends it.
     """
-    loop = asyncio.get_running_loop()
+    loop, started, task = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
+    assert task is not None
 
     def stop_or_hurry() -> None:
         if stop.is_set():
             hurry.set()
+            return
         stop.set()
+        if not started.is_set():
+            task.cancel()
 
     for number in _STOPPING:
         loop.remove_signal_handler(number)
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop_or_hurry))
+    return started
 
 
 def main() -> None:

@@ -43,10 +43,17 @@ class Health:
         self._telemetry = telemetry
         self._stop = stop
         self._bus: Bus | None = None
+        self.waiting = False
+        """Whether the daemon cannot start before NATS answers."""
 
     def watch(self, bus: Bus) -> None:
         """Say from here on that the daemon takes work, as long as this connection is up and it need not stop."""
         self._bus = bus
+
+    @property
+    def starting(self) -> bool:
+        """Whether it has not taken work yet."""
+        return self._bus is None
 
     @property
     def problem(self) -> str:
@@ -54,7 +61,7 @@ class Health:
         if self._stop.is_set():
             return "draining"
         if self._bus is None:
-            return "starting"
+            return "starting: waiting for NATS" if self.waiting else "starting"
         return "" if self._bus.connected else "not connected to NATS"
 
     def answer(self, method: str, path: str) -> tuple[int, str, str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from nexofork.bus.jetstream import call
+from nexofork.bus.jetstream import call, retry
 from nexofork.bus.reading import read_subject
 from nexofork.engine.mailbox import Letter
 from nexofork.wire.messages import Answer
@@ -47,10 +48,10 @@ class Inboxes:
         """Start listening.
 
         Raises:
-            BusError: NATS did not answer.
+            BusError: NATS does not let us.
         """
         await self._bus.subscribe(inbox_filter("*", self._pool), self._arrived)
-        await self.may_hold("", 0)
+        await retry(self._bus, lambda: self.may_hold("", 0), limit_s=math.inf)
 
     async def may_hold(self, run_id: str, seq: int) -> bool:
         """Whether a run's inbox may hold something.

@@ -50,6 +50,10 @@ class Watch:
         self._doing = ""
         self._stopping = asyncio.Event()
 
+    def waiting(self) -> None:
+        """Say that the start waits for NATS, and ask for time: the unit's limit is for a start that hangs."""
+        self._supervisor.tell(STATUS="waiting for NATS", EXTEND_TIMEOUT_USEC=int(_EXTEND_S * 1e6))
+
     def ready(self) -> None:
         """Say that work can be taken."""
         self._supervisor.tell(READY=1, STATUS=self._doing or "ready")

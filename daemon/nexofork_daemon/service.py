@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from nexofork import __version__
 from nexofork.bus.blobs import BlobStore
-from nexofork.bus.failures import BusDenied
+from nexofork.bus.failures import BusDenied, NoResponders
+from nexofork.bus.jetstream import retry
 from nexofork.bus.peers import Peers
 from nexofork.bus.pickup import Pickup
 from nexofork.bus.presence import PresenceBoard
@@ -74,7 +76,7 @@ async def run_daemon(
         provider: Answers the model calls.
         workbench: Gives runs their tools and workspaces.
         stop: Set to shut down: no new work, running forks finish or are handed over within the drain limit.
-        ready: Called once, when the daemon can take work.
+        ready: Called once, when the daemon can take work; while NATS elects a leader or restarts, that is waited for.
         hurry: Set to hand running forks over at once instead of letting them finish.
         dials: What may be changed while it runs; the settings' own values unless given.
         watch: Told how busy the daemon is, and kept told that its loop turns.
@@ -119,15 +121,22 @@ async def run_daemon(
 async def _lease_s(bus: Bus, settings: DaemonSettings) -> float:
     """Make what is missing, and return the pool's lease.
 
+    An election ends by itself, and a restart too, so they are waited for. Wrong streams are an error at once.
+
     The lease is the pool's, not a daemon's: changing it under daemons that renew by the old one would take their runs
     from them, so who comes later takes it as it is. So does the first, unless its operator said otherwise.
     """
     pool, wanted = settings.pool, settings.lease_s
-    found = (await provision(bus, pool=pool, lease_s=None)).lease_s
+    without = (NoResponders,)  # a server without JetStream does not get it by waiting
+    made = await retry(bus, lambda: provision(bus, pool=pool, lease_s=None), limit_s=math.inf, final=without)
+    found = made.lease_s
     if not settings.sets_lease or found == wanted:
         return found
-    others = await PresenceBoard(bus).daemons(pool)
-    lease_s = found if others else (await provision(bus, pool=pool, lease_s=wanted)).lease_s
+    others = await retry(bus, lambda: PresenceBoard(bus).daemons(pool), limit_s=math.inf)
+    lease_s = found
+    if not others:
+        set_to = await retry(bus, lambda: provision(bus, pool=pool, lease_s=wanted), limit_s=math.inf, final=without)
+        lease_s = set_to.lease_s
     if lease_s == wanted:
         log.info("the lease of pool %s was %g s and is %g s now", pool, found, lease_s)
     else:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from weakref import WeakValueDictionary
 
 from nexofork.bus.common_ends import common_ends
-from nexofork.bus.failures import AlreadyStored, CorruptBlob, MissingBlob, NotStored, StoreFull
-from nexofork.bus.jetstream import store
-from nexofork.bus.reading import Stored, last_direct, read_subject
+from nexofork.bus.failures import CorruptBlob, MissingBlob
+from nexofork.bus.jetstream import retry
+from nexofork.bus.reading import last_direct, read_subject, store_once
 from nexofork.errors import BadMessage, BusError
 from nexofork.wire import subjects
 from nexofork.wire.messages import INLINE_BYTES, BlobRef, Delta, Payload
@@ -34,7 +34,7 @@ _WINDOW = 16
 _MAX_BYTES = 256 << 20
 _KNOWN = 4096
 _FRESH_S = 24 * 3600.0  # a third of how long the stream keeps a blob
-_TRIES = 5
+_LAG_S = 0.6  # how long a replica that answers may not have it yet
 _INLINE_MIDDLE = 2048  # every child's request carries it
 
 
@@ -63,7 +63,7 @@ class BlobStore:
 
         Raises:
             StoreFull: There is no more room.
-            BusError: NATS did not confirm it.
+            BusError: NATS did not confirm it in time.
         """
         digest = hashlib.sha256(data).hexdigest()
         lock = self._locks.setdefault(digest, asyncio.Lock())
@@ -199,51 +199,32 @@ class BlobStore:
 
     async def _store_piece(self, subject: str, piece: bytes) -> bool | BusError:
         """Store one piece; an error is returned, so that the group of its siblings does not wrap it."""
-        problem: BusError | None = None
-        for attempt in range(_TRIES):
-            try:
-                await store(self._bus, subject, piece)
-            except AlreadyStored:
-                found = await self._look(subject)
-                if found is not None:
-                    return found.data == piece
-            except BusError as exc:
-                if not exc.retryable or isinstance(exc, StoreFull):
-                    return exc
-                if isinstance(exc, NotStored) and isinstance(problem, NotStored):
-                    return exc  # a stream that changes its leader takes it at the second try
-                problem = exc
-            else:
-                self.stored += 1
-                return True
-            await _pause(attempt)
-        return problem or BusError(f"{subject!r} is taken, and what it holds cannot be read.", retryable=True)
-
-    async def _look(self, subject: str) -> Stored | None:
         try:
-            return await last_direct(self._bus, BLOBS, subject)
-        except BusError:
-            return None
+            found = await store_once(self._bus, BLOBS, subject, piece)
+        except BusError as exc:
+            return exc
+        if found is not None:
+            return found.data == piece
+        self.stored += 1
+        return True
 
     async def _fetch(self, ref: BlobRef) -> bytes:
         if ref.size > _MAX_BYTES:
             raise CorruptBlob(ref, f"{ref.size} bytes are more than the {_MAX_BYTES} a blob may have")
         self.fetched += 1
-        found: dict[int, bytes] = {}
-        for attempt in range(_TRIES):
-            if attempt:
-                await _pause(attempt)  # a replica that answers may not have it yet
-            found = await self._read_pieces(ref)
-            if len(found) == ref.chunks:
-                break
-        else:
-            raise MissingBlob(ref, found=len(found))
+        found = await retry(self._bus, lambda: self._pieces_of(ref), limit_s=_LAG_S)
         data = found[0] if ref.chunks == 1 else b"".join(found[n] for n in range(ref.chunks))
         if len(data) != ref.size:
             raise CorruptBlob(ref, f"{len(data)} bytes are stored and {ref.size} were expected")
         if hashlib.sha256(data).hexdigest() != ref.sha256:
             raise CorruptBlob(ref, "its digest does not match")
         return data
+
+    async def _pieces_of(self, ref: BlobRef) -> dict[int, bytes]:
+        found = await retry(self._bus, lambda: self._read_pieces(ref))
+        if len(found) < ref.chunks:
+            raise MissingBlob(ref, found=len(found))
+        return found
 
     async def _read_pieces(self, ref: BlobRef) -> dict[int, bytes]:
         if ref.chunks == 1:
@@ -297,7 +278,3 @@ def _as_bytes(text: str) -> bytes:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _pause(attempt: int) -> None:
-    await asyncio.sleep(0.02 * 2**attempt)

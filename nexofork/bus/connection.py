@@ -34,7 +34,7 @@ from nexofork.bus.failures import (
     NotPermitted,
     PayloadTooLarge,
 )
-from nexofork.bus.jetstream import API, call, find_api
+from nexofork.bus.jetstream import API, Waits, call, find_api, retry
 from nexofork.bus.subscription import Msg, Reply, Subscription
 from nexofork.errors import BusError
 from nexofork.wire.streams import fill_of
@@ -81,13 +81,20 @@ class BusSettings:
     request_timeout_s: float = 5.0
     denied_s: float = 5.0
     """How long a server that has let us in before may refuse us until that is an error."""
+    patience_s: float = 60.0
+    """How long a step is tried again while NATS restarts or elects a leader."""
+    unreached_s: float = 0.0
+    """How long the first connection is tried again while no server is reached. Not at all by default: a wrong URL is
+    told at once."""
 
 
 class Bus:
     """A connection; made by ``open_bus``."""
 
-    def __init__(self, settings: BusSettings) -> None:
+    def __init__(self, settings: BusSettings, waits: Waits | None = None) -> None:
         self.settings = settings
+        self.waits = waits or Waits()
+        """Which steps wait for NATS to answer again."""
         login = read_login(settings.creds, settings.nkey_seed)
         self.identity = login.identity
         """The public nkey, or ``local`` without one."""
@@ -277,6 +284,7 @@ class Bus:
 
     async def _open(self) -> None:
         settings = self.settings
+        self._client, self._last_problem = SturdyClient(), None  # nats-py cannot open a client again
         try:
             async with asyncio.timeout(settings.connect_timeout_s) as self._opening:
                 await self._client.connect(
@@ -422,18 +430,23 @@ class Bus:
 
 
 @asynccontextmanager
-async def open_bus(settings: BusSettings) -> AsyncIterator[Bus]:
+async def open_bus(settings: BusSettings, *, told: Callable[[str], None] | None = None) -> AsyncIterator[Bus]:
     """Connect, and close at the end.
 
+    Args:
+        settings: Where to, and how long to wait for it.
+        told: As `Waits` takes it.
+
     Raises:
-        BusUnreachable: No server answered within ``connect_timeout_s``.
+        BusUnreachable: No server answered within ``connect_timeout_s``, nor again within ``unreached_s``.
         BusDenied: The credentials are not accepted.
         ServerNotTrusted: The server's certificate is not.
+        BusError: Where JetStream is could not be found out within ``patience_s``.
     """
-    bus = Bus(settings)
-    await bus._open()
+    bus = Bus(settings, Waits(told))
+    await retry(bus, bus._open, limit_s=settings.unreached_s)
     try:
-        bus.api = await find_api(bus)
+        bus.api = await retry(bus, lambda: find_api(bus), limit_s=max(settings.patience_s, settings.unreached_s))
         yield bus
     finally:
         await bus._close()

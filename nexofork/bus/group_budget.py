@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 from nexofork.bus.failures import AlreadyStored, StoreFull, WrongTip
-from nexofork.bus.jetstream import expect_last, store
+from nexofork.bus.jetstream import expect_last, pause_s, store
 from nexofork.bus.reading import first_of, last_of, read_subject
 from nexofork.bus.run_log import read_facts
 from nexofork.errors import BadMessage, BusError
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 _WAIT_S = 600.0
 _LOOK_S = 0.25
 """How often the account is read while somebody waits for others to settle."""
-_RETRY_S = 0.2
 _FLUSH_S = 10.0
 _LOOK_AT_RUNS_S = 1.0
 """How long a look at the runs in the way holds; a run counts as invented after two looks."""
@@ -139,6 +138,8 @@ class GroupBudget:
         """Whether no other daemon has written since, as far as we know."""
         self._unsure = False
         """Whether a write may still arrive that nobody waits for."""
+        self._failures = 0
+        """How often NATS did not answer since it last did."""
 
     @property
     def has_work(self) -> bool:
@@ -238,6 +239,7 @@ class GroupBudget:
             self._is_current, self._unsure = False, True
             await self._failed(exc, bookings, wishes)
             return True
+        self._failures = 0
         # While a call waits, the next look is at what others have written.
         self._is_current = len(answers) == len(wishes)
         self._over(bookings)
@@ -252,13 +254,15 @@ class GroupBudget:
 
     async def _failed(self, error: BusError, bookings: Sequence[_Booking], wishes: Sequence[_Wish]) -> None:
         """Try again later, or tell that this would not help."""
-        log.warning("the budget of group %r was not written: %s", self._group, error)
+        self._failures += 1
+        if self._failures == 1 or not error.retryable:
+            log.warning("the budget of group %r was not written: %s", self._group, error)
         if not error.retryable:
             self._over(bookings)
         if not error.retryable or isinstance(error, StoreFull):
             for wish in wishes:
                 self._answer(wish, error)
-        await asyncio.sleep(_RETRY_S)
+        await asyncio.sleep(pause_s(self._failures))
 
     def _over(self, bookings: Sequence[_Booking]) -> None:
         del self._bookings[: len(bookings)]

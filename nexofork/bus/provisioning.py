@@ -9,8 +9,8 @@ could forge an abort: then this only checks.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from nexofork.bus.failures import (
     StreamsDiffer,
     provision_command,
 )
-from nexofork.bus.jetstream import call
+from nexofork.bus.jetstream import Tries, call, retry
 from nexofork.errors import BusError
 from nexofork.wire.streams import BLOBS, CONSUMER, consumer_settings, inbox_stream, log_stream, stream_settings
 from nexofork.wire.subjects import DEFAULT_POOL
@@ -55,7 +55,6 @@ _NOT_CLUSTERED = 10074
 _CANNOT_CHANGE = (10012, 10052)  # of a consumer, of a stream
 _REPLICAS = 3
 _EMPTY = {"bytes": 0, "messages": 0}
-_DEADLINE_S = 15.0
 _PEERS_S = 3.0
 
 
@@ -314,8 +313,7 @@ class _Provisioner:
 
     async def _create(self, wanted: dict[str, Any]) -> Mapping[str, Any]:
         """Make a stream, and return what the server says of it."""
-        name, loop = wanted["name"], asyncio.get_running_loop()
-        give_up = loop.time() + _PEERS_S
+        name, tries = wanted["name"], Tries(self._bus, math.inf)
         while True:
             settings = {**wanted, "num_replicas": self._replicas}
             try:
@@ -325,8 +323,9 @@ class _Provisioner:
                     return await self.info(f"STREAM.INFO.{name}", _NO_STREAM) or {"config": wanted, "state": _EMPTY}
                 if self._fixed_replicas or refused.err_code not in (_NO_PEERS, _NOT_CLUSTERED):
                     raise
-                if refused.err_code == _NO_PEERS and loop.time() < give_up:  # a cluster that is still coming up
-                    await asyncio.sleep(0.1)
+                if refused.err_code == _NO_PEERS and tries.spent_s < _PEERS_S:  # a cluster that is still coming up
+                    tries.note(refused)
+                    await tries.pause()
                     continue
                 if refused.err_code == _NO_PEERS:
                     log.warning("the cluster has fewer than %d servers: %s is not replicated", _REPLICAS, name)
@@ -334,15 +333,19 @@ class _Provisioner:
 
     async def info(self, subject: str, missing: int) -> Mapping[str, Any] | None:
         try:
-            return await _patiently(self._bus, subject, None)
+            return await self._call(subject, None)
         except JetStreamRefused as refused:
             if refused.err_code == missing:
                 return None
             raise
 
+    async def _call(self, subject: str, payload: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Call the API; no answer at all means that this account does not have it, which waiting does not heal."""
+        return await retry(self._bus, lambda: call(self._bus, subject, payload), final=(NoResponders,))
+
     async def _do(self, subject: str, payload: Mapping[str, Any], lacks: str) -> Mapping[str, Any]:
         try:
-            return await _patiently(self._bus, subject, payload)
+            return await self._call(subject, payload)
         except (NotPermitted, NoResponders) as exc:
             raise BusError(
                 f"The {lacks}, and this role may not change it. Let an admin run "
@@ -360,21 +363,6 @@ class _Provisioner:
                 f"provision with a smaller max_bytes (`{provision_command(self._pool)} --max-bytes N`).",
                 retryable=False,
             ) from exc
-
-
-async def _patiently(bus: Bus, subject: str, payload: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Call the API, again while the server says that it is not ready yet (a cluster that elects a leader)."""
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + _DEADLINE_S
-    while True:
-        try:
-            return await call(bus, subject, payload)
-        except (NoResponders, StoreFull):
-            raise
-        except BusError as exc:
-            if not exc.retryable or loop.time() >= give_up:
-                raise
-        await asyncio.sleep(0.1)
 
 
 def _names(changes: Mapping[str, Any]) -> str:

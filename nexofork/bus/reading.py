@@ -1,4 +1,4 @@
-"""Read what a stream holds.
+"""Read what a stream holds, and store what it takes only once.
 
 Decisions are made on ``last_of``, which the stream's leader answers; everything else may come from a replica that is a
 moment behind. A message is data only if the server names its stream and subject: a stored message can forge a status,
@@ -13,8 +13,8 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nexofork.bus.failures import JetStreamRefused, NoResponders
-from nexofork.bus.jetstream import call
+from nexofork.bus.failures import AlreadyStored, JetStreamRefused, NoResponders
+from nexofork.bus.jetstream import Tries, call, retry, store
 from nexofork.errors import BusError
 
 if TYPE_CHECKING:
@@ -22,13 +22,23 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus, Msg
 
-__all__ = ["Stored", "first_few", "first_of", "last_direct", "last_of", "last_of_many", "read_subject", "stored_at"]
+__all__ = [
+    "Stored",
+    "first_few",
+    "first_of",
+    "last_direct",
+    "last_of",
+    "last_of_many",
+    "read_subject",
+    "store_once",
+    "stored_at",
+]
 
 _NOT_FOUND = 10037
 _PAGE = 512
 _PAGE_BYTES = 8 << 20  # far below what the client buffers for one subscription before it drops messages
 _FILTERS = 256
-_TRIES = 3
+_GAPS = 2  # requests without an answer
 
 
 class Stored(NamedTuple):
@@ -76,6 +86,41 @@ async def last_direct(bus: Bus, stream: str, subject: str) -> Stored | None:
     """
     reply = await bus.request(f"{bus.api}.DIRECT.GET.{stream}.{subject}", b"")
     return _stored(reply) if _is_data(reply) else None
+
+
+async def store_once(
+    bus: Bus, stream: str, subject: str, data: bytes, *, limit_s: float | None = None
+) -> Stored | None:
+    """Store a message under a subject that takes one for ever, trying again while NATS may come back.
+
+    Args:
+        bus: The connection.
+        stream: Of the subject.
+        subject: Where to.
+        data: The message. Where several may write, it has to tell them apart.
+        limit_s: As `Tries` takes it.
+
+    Returns:
+        What stood there before. That is this message where an earlier try had stored it and its answer was lost.
+
+    Raises:
+        StoreFull: There is no more room.
+        BusError: NATS did not confirm it in time, or does not let us.
+    """
+    with Tries(bus, limit_s) as tries:
+        while True:
+            try:
+                await store(bus, subject, data)
+            except AlreadyStored:
+                # A replica that is behind may answer, so not finding it is no answer.
+                if (found := await tries.run(lambda: last_direct(bus, stream, subject))) is not None:
+                    return found
+                tries.note(BusError(f"{subject!r} is taken, and what it holds cannot be read.", retryable=True))
+            except BusError as exc:
+                tries.check(exc)
+            else:
+                return None
+            await tries.pause()
 
 
 def stored_at(stored: Stored) -> float | None:
@@ -163,17 +208,17 @@ async def _from_leader(bus: Bus, stream: str, query: Mapping[str, Any]) -> Store
 
 
 async def _page(bus: Bus, stream: str, query: Mapping[str, Any]) -> tuple[list[Stored], Msg]:
-    """Return one batch of messages and the server's closing word."""
+    """Return one batch of messages and the server's closing word; a short gap is waited out."""
     subject = f"{bus.api}.DIRECT.GET.{stream}"
-    for left in reversed(range(_TRIES)):
-        try:
-            *messages, end = await bus.collect(subject, json.dumps(query).encode(), is_last=_is_end)
-            break
-        except BusError as exc:
-            if not (exc.retryable and left):
-                raise
-    if end.status == "503":
-        raise NoResponders(subject)
+
+    async def ask() -> list[Msg]:
+        answers = await bus.collect(subject, json.dumps(query).encode(), is_last=_is_end)
+        if answers[-1].status == "503":
+            raise NoResponders(subject)
+        return answers
+
+    limit_s = min(_GAPS * bus.settings.request_timeout_s, bus.settings.patience_s)
+    *messages, end = await retry(bus, ask, limit_s=limit_s, final=(NoResponders,))
     if end.status not in ("204", "404", "413"):
         words = end.headers.get("Description", "no reason given")
         raise JetStreamRefused(subject, code=400, err_code=0, description=f"{end.status} {words}")

@@ -9,13 +9,12 @@ Invariant: a message is on the log once or not at all, however often its answer 
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nexofork.bus.failures import AlreadyStored, NotPermitted, RunAborted, RunExists, StoreFull, WrongTip
-from nexofork.bus.jetstream import call, expect_last, store
-from nexofork.bus.reading import Stored, first_few, first_of, last_of, read_subject
+from nexofork.bus.jetstream import Tries, call, expect_last, store
+from nexofork.bus.reading import Stored, first_few, first_of, last_of, read_subject, store_once
 from nexofork.core.usage import Usage
 from nexofork.errors import BadMessage, BusError, RunLost
 from nexofork.telemetry.propagation import trace_headers
@@ -39,7 +38,7 @@ from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import DEFAULT_POOL
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from nexofork.bus.connection import Bus
     from nexofork.wire.messages import Report
@@ -60,11 +59,8 @@ __all__ = [
 
 _REFUSE_AT = 0.8
 _PATIENCE = 8
-_PLAIN_AFTER = 0.5  # of the deadline
-_DEADLINE_S = 30.0
+_PLAIN_AFTER_S = 15.0
 _ABORTED = "aborted"
-
-T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -94,7 +90,7 @@ class AbortOutcome:
 class RunLog:
     """The log of one run."""
 
-    def __init__(self, bus: Bus, run_id: str, *, pool: str = DEFAULT_POOL, deadline_s: float = _DEADLINE_S) -> None:
+    def __init__(self, bus: Bus, run_id: str, *, pool: str = DEFAULT_POOL, deadline_s: float | None = None) -> None:
         self.run_id = run_id
         self.stream = log_stream(pool)
         self._bus = bus
@@ -116,16 +112,23 @@ class RunLog:
             RunAborted: The run was aborted before it was asked for.
             StoreFull: The log is so full that only aborts and reports still go in.
             PayloadTooLarge: The request does not fit a message.
-            BusError: NATS did not confirm it before the deadline.
+            BusError: NATS did not confirm it before the deadline; it may have landed.
         """
         with send_span(self._pool, self.run_id):
-            return await self._request(event, headers)
+            try:
+                with Tries(self._bus, self._deadline_s) as tries:
+                    return await self._request(event, headers, tries)
+            except BusError as exc:
+                if exc.retryable and not isinstance(exc, StoreFull):
+                    unknown = f"Run {self.run_id} may have been asked for all the same: `nexofork ps` shows it then."
+                    exc.args = (f"{exc} {unknown}",)
+                raise
 
-    async def _request(self, event: Requested, headers: Mapping[str, str] | None) -> int:
-        fill = await self._bus.stream_fill(self.stream)
+    async def _request(self, event: Requested, headers: Mapping[str, str] | None, tries: Tries) -> int:
+        fill = await tries.run(lambda: self._bus.stream_fill(self.stream))
         if fill >= _REFUSE_AT:
             raise StoreFull(self.stream, f"{fill:.0%} used, and new runs are refused from {_REFUSE_AT:.0%}")
-        data, tries = encode(event), _Tries(self._deadline_s)
+        data = encode(event)
         while True:
             try:
                 return await self._put(self._events, data, 0, headers)
@@ -133,7 +136,7 @@ class RunLog:
                 tries.note(exc)
             except BusError as exc:
                 tries.check(exc)
-            stored = await tries.read(lambda: first_of(self._bus, self.stream, self._filter))
+            stored = await tries.run(lambda: first_of(self._bus, self.stream, self._filter))
             if stored is not None:
                 return self._requested(stored, event)
             await tries.pause()
@@ -148,8 +151,12 @@ class RunLog:
             PayloadTooLarge: It was not sent.
             BusError: NATS did not confirm it before the deadline; it may have landed.
         """
-        data, tries, tip = encode(report), _Tries(self._deadline_s), after
         self._written.add(report.id)
+        with Tries(self._bus, self._deadline_s) as tries:
+            return await self._append(report, after, headers, tries)
+
+    async def _append(self, report: Report, after: int, headers: Mapping[str, str] | None, tries: Tries) -> int:
+        data, tip = encode(report), after
         while True:
             refused = False
             try:
@@ -159,7 +166,7 @@ class RunLog:
                 tries.note(exc)
             except BusError as exc:
                 tries.check(exc)
-            landed, tip = await tries.read(lambda: self._judge(report, after))
+            landed, tip = await tries.run(lambda: self._judge(report, after))
             if landed:
                 return tip
             if refused and tip == after:
@@ -171,32 +178,39 @@ class RunLog:
 
         The compare-and-set makes sure that no report follows that did not know of the abort: on a replicated stream a
         report that is on its way can pass a plain abort, and the reports after it would never notice. Only where
-        writers win for half of the deadline the abort goes in plainly; where the log is full, by the inbox.
+        writers win for 15 s the abort goes in plainly; where the log is full, by the inbox.
 
         Raises:
             BusError: NATS did not confirm it before the deadline.
         """
-        data, tries, tried = encode(event), _Tries(self._deadline_s), 0
+        with Tries(self._bus, self._deadline_s) as tries:
+            return await self._abort(event, tries)
+
+    async def _abort(self, event: AbortEvent, tries: Tries) -> AbortOutcome:
+        data, tried = encode(event), 0
         tip: int | None = None
+        refused_at: float | None = None
         while True:
             if tip is None or tried % _PATIENCE == 0:
-                standing = await tries.read(lambda: self._standing(event))
+                standing = await tries.run(lambda: self._standing(event))
                 if isinstance(standing, AbortOutcome):
                     return standing
                 tip = standing
             tried += 1
             try:
-                seq = await self._put(self._events, data, None if tries.spent > _PLAIN_AFTER else tip)
+                plain = refused_at is not None and tries.spent_s - refused_at > _PLAIN_AFTER_S
+                seq = await self._put(self._events, data, None if plain else tip)
                 return await self._aborted(seq, tip)
             except WrongTip as exc:
                 # At once, and without reading first: a busy writer is as near to the server as we are.
                 tip = exc.last_seq
+                refused_at = tries.spent_s if refused_at is None else refused_at
                 tries.note(exc)
             except (StoreFull, AlreadyStored):
                 return await self._abort_by_inbox(event)
             except BusError as exc:
                 tries.check(exc)
-                tip = None
+                tip = refused_at = None  # an outage is not a busy writer
                 await tries.pause()
 
     async def entries(self, *, start_seq: int = 1) -> list[Entry]:
@@ -269,9 +283,9 @@ class RunLog:
             raise RunAborted(aborted, after)
         return False, after
 
-    async def _check_kept(self, after: int, tries: _Tries) -> None:
+    async def _check_kept(self, after: int, tries: Tries) -> None:
         """Refused with nothing behind: a write under way, or a log that is not the one we wrote to."""
-        tip = await tries.read(lambda: last_of(self._bus, self.stream, self._filter))
+        tip = await tries.run(lambda: last_of(self._bus, self.stream, self._filter))
         if after and (tip is None or tip.seq < after) and tries.count > _PATIENCE:
             raise RunLost(self.run_id, f"the log no longer holds sequence {after}")
 
@@ -309,66 +323,10 @@ class RunLog:
         return AbortOutcome(how="logged", seq=seq)
 
     async def _abort_by_inbox(self, event: AbortEvent) -> AbortOutcome:
-        answer = Answer(id=event.id, at=event.at, kind="abort", text=event.note, data={"by": event.by})
-        try:
-            await store(self._bus, subjects.inbox(self.run_id, "abort", self._pool), encode(answer))
-        except AlreadyStored:
-            return AbortOutcome(how="already")
-        return AbortOutcome(how="inbox")
-
-
-class _Tries:
-    """How long an uncertain write is pursued."""
-
-    def __init__(self, deadline_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._deadline_s = deadline_s
-        self._last: BusError | None = None
-        self.count = 0
-
-    @property
-    def spent(self) -> float:
-        """The share of the time that is gone."""
-        return (self._loop.time() - self._began) / self._deadline_s
-
-    def note(self, error: BusError) -> None:
-        self._last = error
-
-    def check(self, error: BusError) -> None:
-        """Go on after an unknown outcome.
-
-        Raises:
-            BusError: Trying again would not help.
-        """
-        if not error.retryable or isinstance(error, (StoreFull, AlreadyStored)):
-            raise error
-        self._last = error
-
-    async def read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Read what the decision needs, again while NATS does not answer.
-
-        Raises:
-            BusError: It did not before the deadline, or the reading decided.
-        """
-        while True:
-            try:
-                return await read()
-            except BusError as exc:
-                self.check(exc)
-            await self.pause()
-
-    async def pause(self) -> None:
-        """Wait a little, longer each time, and not beyond the deadline.
-
-        Raises:
-            BusError: The deadline has passed; it is the last failure.
-        """
-        self.count += 1
-        if self.spent >= 1:
-            assert self._last is not None, "a pause follows a failure"
-            raise self._last
-        await asyncio.sleep(min(0.002 * 2**self.count, 0.25))
+        answer = encode(Answer(id=event.id, at=event.at, kind="abort", text=event.note, data={"by": event.by}))
+        subject = subjects.inbox(self.run_id, "abort", self._pool)
+        found = await store_once(self._bus, inbox_stream(self._pool), subject, answer, limit_s=self._deadline_s)
+        return AbortOutcome(how="inbox" if found is None or found.data == answer else "already")
 
 
 def posted_abort(stored: Stored) -> AbortEvent:

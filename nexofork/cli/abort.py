@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nexofork.bus.jetstream import retry
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import BAD_INPUT, OK
 from nexofork.cli.options import json_option, target_options
@@ -76,7 +77,7 @@ async def _abort(given: Sequence[str], group: str | None, note: str, *, as_json:
 
 async def _members(bus: Bus, pool: str, group: str) -> list[str]:
     with patience("Looking for the group's runs"):
-        rows = await list_runs(bus, pool, group=group)
+        rows = await retry(bus, lambda: list_runs(bus, pool, group=group))
     if not rows:
         raise ForkRefused(f"No run of pool {pool!r} is in group {group!r}; it may have expired.")
     return [row.run_id for row in rows if not row.over]

@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nexofork.bus.failures import AlreadyStored
-from nexofork.bus.jetstream import store
+from nexofork.bus.jetstream import retry
 from nexofork.bus.run_log import RunLog
 from nexofork.cli.exit_codes import OK
 from nexofork.cli.options import json_option, target_options, token
 from nexofork.cli.output import plain, print_json
 from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
-from nexofork.client.permitting import check_open, put_answer
+from nexofork.client.permitting import check_open, put_answer, reply_of
 from nexofork.engine.permissions import PermissionAnswer, parse_rule
 from nexofork.errors import ForkRefused
-from nexofork.wire.messages import Answer, encode
-from nexofork.wire.subjects import inbox
+from nexofork.wire.messages import Answer
 
 if TYPE_CHECKING:
-    from nexofork.bus.connection import Bus
     from nexofork.cli.options import Target
     from nexofork.wire.messages import Asked
 
@@ -77,12 +74,14 @@ class _Said:
 async def _answer(given: str, ask_id: str, said: _Said, *, as_json: bool, target: Target) -> int:
     async with open_target(target) as bus:
         run_id = await resolve_run(bus, given, pool=target.pool)
-        asked = check_open(run_id, ask_id, await RunLog(bus, run_id, pool=target.pool).entries())
+        entries = await retry(bus, RunLog(bus, run_id, pool=target.pool).entries)
+        asked = check_open(run_id, ask_id, entries)
         if asked.what == "permission":
             answer = _permission(run_id, ask_id, said, asked)
-            await put_answer(bus, run_id, ask_id, answer, pool=target.pool, by="nexofork answer")
+            message = reply_of(answer, by="nexofork answer")
         else:
-            await _put_data(bus, run_id, ask_id, said, pool=target.pool)
+            message = _data(run_id, said)
+        await put_answer(bus, run_id, ask_id, message, pool=target.pool)
     shown: dict[str, Any] = {"run_id": run_id, "ask_id": ask_id, "outcome": "answered"}
     if asked.what == "permission":
         shown["answer"] = said.text
@@ -111,14 +110,11 @@ def _permission(run_id: str, ask_id: str, said: _Said, asked: Asked) -> Permissi
     )
 
 
-async def _put_data(bus: Bus, run_id: str, ask_id: str, said: _Said, *, pool: str) -> None:
+def _data(run_id: str, said: _Said) -> Answer:
     message = Answer(kind="answer", at=time.time(), text=said.text, data=said.data or {})
     if "payload" not in message.data:
         raise ForkRefused(
             f"Run {run_id} asks for a content that only its parent has; leave it to the parent, "
             "or give --data with its `payload`."
         )
-    try:
-        await store(bus, inbox(run_id, ask_id, pool), encode(message))
-    except AlreadyStored as exc:
-        raise ForkRefused(f"Ask {ask_id} of run {run_id} was answered before; the first answer stands.") from exc
+    return message

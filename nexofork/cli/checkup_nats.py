@@ -34,6 +34,7 @@ __all__ = ["check_nats"]
 
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 _SKEW_S = 5.0
+_PATIENCE_S = 5.0  # what is the matter shall be said, not waited for
 _FULL = 0.8
 
 
@@ -47,6 +48,7 @@ async def check_nats(patient: Patient) -> AsyncIterator[Finding]:
         nkey_seed=settings["nats.nkey_file"],
         ca=settings["nats.ca_file"],
         name="nexofork-doctor",
+        patience_s=_PATIENCE_S,
     )
     pool = settings["nats.pool"]
     try:

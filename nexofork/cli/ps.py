@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nexofork.bus.jetstream import retry
 from nexofork.bus.presence import PresenceBoard
 from nexofork.cli.exit_codes import NOT_COMPLETED, OK
 from nexofork.cli.options import json_option, target_options
@@ -61,8 +62,8 @@ def ps(
 async def _ps(chosen: Watched, *, required: bool, as_json: bool, target: Target) -> int:
     async with open_target(target) as bus:
         with patience("Listing the runs"):
-            rows = await list_runs(bus, chosen.pool, parent=chosen.parent, group=chosen.group)
-        daemons = await PresenceBoard(bus).daemons(chosen.pool)
+            rows = await retry(bus, lambda: list_runs(bus, chosen.pool, parent=chosen.parent, group=chosen.group))
+        daemons = await retry(bus, lambda: PresenceBoard(bus).daemons(chosen.pool))
     _show([row for row in rows if chosen.shows(row)], daemons, chosen, as_json=as_json)
     if required and all(one.draining for one in daemons):
         click.echo(f"No daemon of pool {chosen.pool} takes work.", err=True)

@@ -14,6 +14,7 @@ import uvloop
 from click.shell_completion import CompletionItem
 
 from nexofork.bus.connection import BusSettings, open_bus
+from nexofork.bus.jetstream import retry
 from nexofork.cli.options import run_name, target_given
 from nexofork.cli.output import brief
 from nexofork.client.run_listing import find_runs, list_runs
@@ -60,7 +61,8 @@ async def resolve_run(bus: Bus, given: str, *, pool: str) -> str:
         ForkRefused: Several runs begin like this.
         BusError: NATS did not answer.
     """
-    return match_run(given, await find_runs(bus, given, pool=pool), where=f"runs of pool {pool!r}")
+    found = await retry(bus, lambda: find_runs(bus, given, pool=pool))
+    return match_run(given, found, where=f"runs of pool {pool!r}")
 
 
 async def resolve_runs(bus: Bus, given: Sequence[str], *, pool: str) -> list[str]:

@@ -17,7 +17,7 @@ from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.provisioning import check_pool, provision
 from nexofork.cli.exit_codes import INTERRUPTED, code_of, expected_error
 from nexofork.cli.patience import patience
-from nexofork.cli.terminal import plain
+from nexofork.cli.terminal import can_redraw, plain
 from nexofork.errors import BusError, NexoforkError
 from nexofork.telemetry.settings import TelemetrySettings, read_settings
 
@@ -44,7 +44,8 @@ def finish(work: Callable[[], Coroutine[Any, Any, int]], *, exports: bool = True
         click.exceptions.Exit: Always, but for
         OSError: Our output could not be written, or whoever read it has left.
     """
-    logging.basicConfig(level=logging.WARNING, format="nexofork: %(message)s", stream=sys.stderr)
+    clear = "\r\x1b[K" if can_redraw(sys.stderr) else ""  # what `patience` shows
+    logging.basicConfig(level=logging.WARNING, format=f"{clear}nexofork: %(message)s", stream=sys.stderr)
     try:
         with _telemetry() if exports else nullcontext():
             code = uvloop.run(_interruptible(work()))

@@ -64,23 +64,30 @@ class Watch:
 
     async def abort(self, note: str) -> None:
         """Abort the runs that are not over, and give the daemons a moment to report their ends."""
+        aborted: list[ForkHandle] = []
+        async with asyncio.TaskGroup() as tasks:
+            for handle in self.open:
+                tasks.create_task(self._abort(handle, note, aborted))
         try:
             async with asyncio.timeout(_LAST_WORDS_S), asyncio.TaskGroup() as tasks:
-                for handle in self.open:
-                    tasks.create_task(self._abort(handle, note))
+                for handle in aborted:
+                    tasks.create_task(self._end(handle))
         except TimeoutError:
             self._sink.note(
                 f"{counted(len(self.open), 'run')} did not report an end within {_LAST_WORDS_S:g} s; "
                 "see `nexofork ps` for what became of them."
             )
 
-    async def _abort(self, handle: ForkHandle, note: str) -> None:
+    async def _abort(self, handle: ForkHandle, note: str, aborted: list[ForkHandle]) -> None:
         try:
             await handle.abort(note)
-            result = await handle.result()
         except BusError as exc:
             self._sink.note(f"Run {handle.run_id} was not aborted: {exc}")
-            return
+        else:
+            aborted.append(handle)
+
+    async def _end(self, handle: ForkHandle) -> None:
+        result = await handle.result()
         self._results[handle.run_id] = result
         self._sink.event(handle.run_id, ForkEnded(result=result))
 

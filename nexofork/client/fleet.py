@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nexofork.bus.blobs import BlobStore
 from nexofork.bus.connection import BusSettings, open_bus
+from nexofork.bus.jetstream import retry
 from nexofork.bus.provisioning import provision
+from nexofork.bus.reading import store_once
 from nexofork.client.completion import HandleGroups
 from nexofork.client.fetching import fetch_work
 from nexofork.client.fleet_settings import FleetSettings
@@ -35,6 +37,7 @@ from nexofork.engine.filters.audit import begin_audit
 from nexofork.engine.params import DelegateMode, ForkParams, ParentContext, prepare, refuse_groupless
 from nexofork.errors import BusError, ForkRefused
 from nexofork.wire.messages import Answer, Requested, encode, new_run_id
+from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import check_run_id, inbox, parent_alive
 
 if TYPE_CHECKING:
@@ -321,7 +324,8 @@ class NatsForkSubagent:
         Raises:
             BusError: NATS was not reached.
         """
-        return await list_runs(self._bus, self._settings.pool, parent=self._parent_id, group=group)
+        pool, parent = self._settings.pool, self._parent_id
+        return await retry(self._bus, lambda: list_runs(self._bus, pool, parent=parent, group=group))
 
     def group(self, name: str) -> list[ForkHandle]:
         """Return the handles of a group's forks that were started here and are still held, oldest first."""
@@ -348,7 +352,7 @@ class NatsForkSubagent:
         """
         record = ForkRecord(run_id=check_run_id(run_id), label="", skip_transcript=False)
         run = self._remote(record, on_permission)
-        if await run.log.tip() is None:
+        if await retry(self._bus, run.log.tip) is None:
             raise ForkRefused(f"There is no run {run_id!r} in pool {self._settings.pool!r}; it may have expired.")
         own = _Own(run=run, detached=True)
         if tool_dispatcher is not None:
@@ -382,7 +386,8 @@ class NatsForkSubagent:
 
     async def _offering(self, run: RemoteRun) -> Requested:
         """Return the request of a run whose parent runs tools."""
-        requests = [entry.message for entry in await run.log.entries() if isinstance(entry.message, Requested)]
+        entries = await retry(self._bus, run.log.entries)
+        requests = [entry.message for entry in entries if isinstance(entry.message, Requested)]
         if not requests or requests[0].parent_tools is None:
             raise ForkRefused(
                 f"Run {run.record.run_id!r} was started without tools of its parent's, so nobody is asked to run any; "
@@ -464,7 +469,9 @@ class NatsForkSubagent:
             if payload is None:
                 return
             answer = Answer(kind="answer", at=time.time(), data={"payload": payload.model_dump(exclude_none=True)})
-            await self._bus.request(inbox(run.record.run_id, asked.ask_id, self._settings.pool), encode(answer))
+            pool = self._settings.pool
+            subject = inbox(run.record.run_id, asked.ask_id, pool)
+            await store_once(self._bus, inbox_stream(pool), subject, encode(answer))
         except BusError as exc:
             log.warning("run %s: what it asked for was not given: %s", run.record.run_id, exc)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nexofork.bus.jetstream import store
-from nexofork.bus.reading import last_of
+from nexofork.bus.jetstream import retry
+from nexofork.bus.reading import last_of, store_once
 from nexofork.bus.run_log import RunLog
 from nexofork.errors import BadMessage, ForkIsOver, ForkRefused
 from nexofork.wire.messages import Answer, Delivered, Final, decode_report, encode
-from nexofork.wire.streams import log_stream
+from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import inbox, reports, run_filter
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ async def post_letter(bus: Bus, run_id: str, letter: Answer, *, pool: str) -> No
         ForkRefused: There is no such run.
         BusError: NATS was not reached.
     """
-    if (end := await _end(bus, run_id, pool)) is not None:
+    if (end := await retry(bus, lambda: _end(bus, run_id, pool))) is not None:
         raise ForkIsOver(run_id, status=end.status)
-    if await last_of(bus, log_stream(pool), run_filter(run_id, pool)) is None:
+    if await retry(bus, lambda: last_of(bus, log_stream(pool), run_filter(run_id, pool))) is None:
         raise ForkRefused(f"There is no run {run_id!r} in pool {pool!r}; it may have expired.")
-    await store(bus, inbox(run_id, letter.id, pool), encode(letter))
-    if (end := await _end(bus, run_id, pool)) is not None and not await _was_delivered(bus, run_id, pool, letter.id):
+    await store_once(bus, inbox_stream(pool), inbox(run_id, letter.id, pool), encode(letter))
+    end = await retry(bus, lambda: _end(bus, run_id, pool))
+    if end is not None and not await retry(bus, lambda: _was_delivered(bus, run_id, pool, letter.id)):
         raise ForkIsOver(run_id, status=end.status, stored=True)
 
 

@@ -7,20 +7,21 @@ that is still thinking about it is cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from nexofork.bus.failures import AlreadyStored
-from nexofork.bus.jetstream import store
+from nexofork.bus.reading import store_once
 from nexofork.engine.permissions import PermissionAsk, answer_of
 from nexofork.errors import BusError, ForkRefused
 from nexofork.wire.messages import Answer, Asked, Final, Permitted, encode
 from nexofork.wire.permissions import PermissionReply
+from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import inbox
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from nexofork.bus.connection import Bus
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
     OnPermission = Callable[[PermissionAsk], Awaitable[PermissionAnswer]]
     Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None] | None]
 
-__all__ = ["Permitting", "check_open", "put_answer"]
+__all__ = ["Permitting", "check_open", "put_answer", "reply_of"]
 
 log = logging.getLogger(__name__)
-
-_RETRY_S = 0.5
 
 
 class Permitting:
@@ -105,34 +104,48 @@ class Permitting:
             rules=asked.rules,
         )
         answer = await answer_of(self._callback, ask)
-        while True:
-            try:
-                await put_answer(self._bus, ask.run_id, ask.ask_id, answer, pool=self._pool, by=self._by)
-            except ForkRefused:
-                return  # somebody was quicker, or our own first try had landed
-            except BusError as exc:
-                log.warning("run %s: %s was not answered: %s", ask.run_id, ask.ask_id, exc)
-                if not exc.retryable:
-                    return
-                await asyncio.sleep(_RETRY_S)
-            else:
-                return
+        try:
+            message = reply_of(answer, by=self._by)
+            await put_answer(self._bus, ask.run_id, ask.ask_id, message, pool=self._pool, limit_s=math.inf)
+        except ForkRefused:
+            return  # another answer was quicker
+        except BusError as exc:
+            log.warning("run %s: %s was not answered: %s", ask.run_id, ask.ask_id, exc)
 
 
-async def put_answer(bus: Bus, run_id: str, ask_id: str, answer: PermissionAnswer, *, pool: str, by: str) -> None:
-    """Put an answer into a run's inbox.
+def reply_of(answer: PermissionAnswer, *, by: str) -> Answer:
+    """Return the message that answers a question about a permission.
 
-    Raises:
-        ForkRefused: There is one already.
-        BusError: NATS was not reached, or does not let us.
+    Args:
+        answer: What was decided.
+        by: Who decided, where the answer does not say.
     """
     reply = PermissionReply(allow=answer.allow, remember=answer.remember, rule=answer.rule, by=answer.by or by)
     data = {"allow": reply.allow, **reply.model_dump(exclude_defaults=True)}
-    message = Answer(kind="answer", at=time.time(), text=answer.note, data=data)
-    try:
-        await store(bus, inbox(run_id, ask_id, pool), encode(message))
-    except AlreadyStored as exc:
-        raise ForkRefused(f"Ask {ask_id} of run {run_id} was answered before; the first answer stands.") from exc
+    return Answer(kind="answer", at=time.time(), text=answer.note, data=data)
+
+
+async def put_answer(
+    bus: Bus, run_id: str, ask_id: str, message: Answer, *, pool: str, limit_s: float | None = None
+) -> None:
+    """Put an answer into a run's inbox.
+
+    Args:
+        bus: The connection.
+        run_id: Which run.
+        ask_id: Which question.
+        message: The answer.
+        pool: Of the run.
+        limit_s: As `Tries` takes it.
+
+    Raises:
+        ForkRefused: There is another one already.
+        BusError: NATS was not reached, or does not let us.
+    """
+    data = encode(message)
+    found = await store_once(bus, inbox_stream(pool), inbox(run_id, ask_id, pool), data, limit_s=limit_s)
+    if found is not None and found.data != data:
+        raise ForkRefused(f"Ask {ask_id} of run {run_id} was answered before; the first answer stands.")
 
 
 def check_open(run_id: str, ask_id: str, entries: Sequence[Entry]) -> Asked:

@@ -15,13 +15,13 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from nexofork.bus.jetstream import EXPECTED_LAST
+from nexofork.bus.jetstream import EXPECTED_LAST, retry
 from nexofork.bus.pickup import queue_depth
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.reading import last_direct
 from nexofork.bus.run_log import RunLog, posted_abort
 from nexofork.client.letters import post_letter, written
-from nexofork.client.permitting import Permitting, check_open, put_answer
+from nexofork.client.permitting import Permitting, check_open, put_answer, reply_of
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
@@ -206,12 +206,12 @@ class RemoteRun:
             BusError: NATS was not reached.
         """
         run_id = self.record.run_id
-        asked = check_open(run_id, ask_id, await self.log.entries())
+        asked = check_open(run_id, ask_id, await retry(self._bus, self.log.entries))
         if asked.what != "permission":
             raise ForkRefused(
                 f"Ask {ask_id} of run {run_id} is not about a permission; its parent's client answers it."
             )
-        await put_answer(self._bus, run_id, ask_id, answer, pool=self._pool, by=self._parent_id)
+        await put_answer(self._bus, run_id, ask_id, reply_of(answer, by=self._parent_id), pool=self._pool)
 
     async def waiting(self) -> int:
         """Return about how many requests wait for a daemon."""

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nexofork.bus.failures import AlreadyStored
-from nexofork.bus.jetstream import store
-from nexofork.bus.reading import last_direct
+from nexofork.bus.reading import store_once
 from nexofork.core.replacement import ContentReplacementState
 from nexofork.engine.dispatch import NoTools, ToolCall, ToolOutcome, ToolRunner
 from nexofork.engine.filters import build_filter, gated_inside, memory_folders, travelling
@@ -47,8 +46,6 @@ __all__ = ["MemoryFiles", "ToolServant", "offered"]
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
 _RESOLVE_S = 10.0
 
 
@@ -238,11 +235,7 @@ class ToolServant:
         """Take the question, or learn that somebody else has it."""
         claim = Answer(kind="answer", at=time.time(), data={"taken": True})
         subject = inbox(self.run_id, f"taken-{ask_id}", self.pool)
-        if await self._store(subject, claim):
-            return True
-        # It may be our own: stored by an attempt whose answer was lost.
-        stored = await last_direct(self.bus, inbox_stream(self.pool), subject)
-        return stored is not None and Answer.model_validate_json(stored.data).id == claim.id
+        return await self._store(subject, claim)
 
     async def _answer(self, ask_id: str, outcome: ToolOutcome) -> None:
         payload = await self.blobs.pack(encode_outcome(outcome))
@@ -250,20 +243,10 @@ class ToolServant:
         await self._store(inbox(self.run_id, ask_id, self.pool), answer)
 
     async def _store(self, subject: str, answer: Answer) -> bool:
-        """Store what may be stored once; False if something was there. Tries as long as the question has time."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                await store(self.bus, subject, encode(answer))
-            except AlreadyStored:
-                return False
-            except BusError as exc:
-                if not exc.retryable:
-                    raise
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            else:
-                return True
+        """Store what may be stored once; False if another was there. Tries as long as the question has time."""
+        data = encode(answer)
+        found = await store_once(self.bus, inbox_stream(self.pool), subject, data, limit_s=math.inf)
+        return found is None or found.data == data
 
 
 class _ParentsTools:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.clock import ServerClock
 from nexofork.bus.failures import CorruptBlob, MissingBlob
+from nexofork.bus.jetstream import retry
 from nexofork.bus.run_log import RunLog
 from nexofork.engine.continuing import check_changes, check_end, continued
 from nexofork.engine.filters import NamedElsewhere
@@ -59,7 +60,7 @@ async def awaken(
         BusError: NATS did not answer.
     """
     check_changes(run_id, changes)
-    entries = await RunLog(bus, run_id, pool=pool).entries()
+    entries = await retry(bus, RunLog(bus, run_id, pool=pool).entries)
     found = [entry.message for entry in entries]
     request = next((message for message in found if isinstance(message, wire.Requested)), None)
     if request is None:

@@ -85,9 +85,11 @@ def a_final(epoch: int = 1) -> Final:
 
 
 @asynccontextmanager
-async def connected(url: str, *, seed: Path | None = None, request_timeout_s: float = 5.0) -> AsyncIterator[Bus]:
+async def connected(
+    url: str, *, seed: Path | None = None, request_timeout_s: float = 5.0, patience_s: float = 60.0
+) -> AsyncIterator[Bus]:
     """A connection to a server."""
-    settings = BusSettings(urls=(url,), nkey_seed=seed, request_timeout_s=request_timeout_s)
+    settings = BusSettings(urls=(url,), nkey_seed=seed, request_timeout_s=request_timeout_s, patience_s=patience_s)
     async with open_bus(settings) as connection:
         yield connection
 

@@ -54,7 +54,7 @@ async def test_a_full_disk_is_named_by_who_stores_and_by_the_doctor(
     crammed: ServerProcess, world: World, tmp_path: Path
 ) -> None:
     """The stream still answers for itself, so silence about a blob is the disk's; the fix says so, and to restart."""
-    async with connected(crammed.url, request_timeout_s=1.0) as bus:
+    async with connected(crammed.url, request_timeout_s=1.0, patience_s=2.0) as bus:
         await provision(bus, max_bytes=SMALL)
         blobs = BlobStore(bus, "parent")
         with pytest.raises(NotStored, match=r"NATS does not store 'blob\.parent.*disk.*log.*restart"):
