@@ -114,3 +114,20 @@ def test_every_row_of_the_security_table_names_a_test_that_exists() -> None:
 
     assert [row for row in rows if not re.search(r"tests/[\w/]+\.py", row)] == []
     assert [one for one in named if f"def {one[1]}(" not in (DOCS.parent / one[0]).read_text()] == []
+
+
+def test_every_row_of_the_guarantees_names_a_test_that_exists() -> None:
+    """A promise without a test that tries to break it is none."""
+    rows = [
+        line
+        for line in (DOCS / "guarantees.md").read_text().splitlines()
+        if re.match(r"\| (?!promise|failure|not pro)", line)
+    ]
+    named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row) for row in rows]
+    fleet = DOCS.parent / "tests/acceptance/fleet"
+    files = {
+        path: DOCS.parent / path if path.startswith("tests/") else fleet / path for row in named for path, _ in row
+    }
+
+    assert [row for row, tests in zip(rows, named, strict=True) if not tests and not row.endswith("chaos |")] == []
+    assert [(path, test) for row in named for path, test in row if f"def {test}(" not in files[path].read_text()] == []
