@@ -12,24 +12,33 @@ import random
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tests.chaos.gate import ProviderFault
 from tests.chaos.world import LEASE_S
 
 if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
     from tests.chaos.wires import Mode
     from tests.chaos.work import Work
     from tests.chaos.world import Daemon, World
 
 __all__ = ["Faults", "Happened", "Planned", "schedule"]
 
-_DAEMON = {"kill": 10, "stop": 10, "term": 4, "cut": 6, "half_open": 5, "delay": 4, "full_disk": 3, "clock_jump": 3}
+_DAEMON = {"kill": 8, "stop": 10, "term": 4, "cut": 6, "half_open": 6, "delay": 4, "full_disk": 3, "clock_jump": 3}
 _OTHER = {
     **{"server_restart": 3, "leader_kill": 3},
-    **{"p429": 3, "p529": 3, "p500": 2, "pcut": 3, "phang": 3, "pslow": 2, "provider_restart": 2, "parent_kill": 6},
+    **{"p429": 5, "p529": 3, "p500": 2, "pcut": 3, "phang": 3, "pslow": 2, "provider_restart": 2, "parent_kill": 5},
 }
+_PARTING = frozenset({"kill", "stop", "term", "cut", "half_open", "delay", "server_restart", "leader_kill"})
+"""What may keep a daemon from hearing or writing in time."""
+_FELT_S = 20.0
+"""How long a fault may wait until it is felt."""
+_SPENT_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,11 @@ class Happened:
     evidence: str
     """Empty where it did not take effect."""
 
+    @property
+    def parts(self) -> bool:
+        """Whether it may keep a daemon from hearing or writing in time."""
+        return self.kind in _PARTING
+
 
 def schedule(seed: int, *, minutes: float, daemons: int, servers: int, without: frozenset[str]) -> list[Planned]:
     """Return the faults of a seed, in order."""
@@ -67,7 +81,7 @@ def schedule(seed: int, *, minutes: float, daemons: int, servers: int, without: 
     while at < minutes * 60:
         after = chance.uniform(0.8, 4.0)
         [kind] = chance.choices(kinds, [weights[kind] for kind in kinds])
-        lasts = chance.uniform(0.3, 3.0) * LEASE_S
+        lasts = chance.uniform(0.3, 3.5) * LEASE_S
         found.append(Planned(after_s=after, kind=kind, target=chance.randrange(daemons), lasts_s=lasts))
         at += after
     return found
@@ -82,6 +96,8 @@ class Faults:
     happened: list[Happened] = field(default_factory=list)
     kills: list[tuple[str, float]] = field(default_factory=list)
     """Daemons that were killed, and when."""
+    left_out: int = 0
+    """How many planned faults met a thing that had a fault already, or no parent to kill."""
     _busy: set[str] = field(default_factory=set)
 
     async def run(self, planned: list[Planned], until: float) -> None:
@@ -93,6 +109,7 @@ class Faults:
                     return
                 thing = self._thing(fault)
                 if thing in self._busy:
+                    self.left_out += 1
                     continue
                 self._busy.add(thing)
                 tasks.create_task(self._carried_out(fault, thing))
@@ -112,15 +129,19 @@ class Faults:
             elif thing == "nats":
                 evidence = await self._on_nats(fault)
             elif thing == "parent":
-                evidence = self._kill_parent()
+                evidence = await self._kill_parent()
             else:
                 evidence = await self._on_provider(fault)
         finally:
             self._busy.discard(thing)
-        if evidence != "-":
+        if evidence == "-":
+            self.left_out += 1
+        else:
             self.happened.append(
                 Happened(kind=fault.kind, target=thing, began=began, ended=time.time(), evidence=evidence)
             )
+            with open(self.world.folder / "faults.jsonl", "a") as out:
+                out.write(json.dumps(asdict(self.happened[-1])) + "\n")
 
     async def _on_daemon(self, fault: Planned, daemon: Daemon) -> str:
         daemon.fault, pid = fault.kind, daemon.pid
@@ -147,18 +168,30 @@ class Faults:
                 mode: Mode = fault.kind
                 daemon.wires.become(mode, delay_s=0.1)
                 await asyncio.sleep(fault.lasts_s)
-                hits = daemon.wires.hits
+                hits = await _felt(lambda: daemon.wires.hits)
                 daemon.wires.become("pass")
                 evidence = f"{hits} hits" if hits else ""
             case "full_disk":
                 evidence = await self._fill(daemon, fault.lasts_s)
             case _:
-                daemon.clock.write_text(f"{random.Random(fault.after_s).choice(('+', '-'))}3600\n")
-                await asyncio.sleep(max(fault.lasts_s, 3.0))
-                evidence = "the clock file was changed"
-                daemon.clock.write_text("+0\n")
+                evidence = await self._jump(daemon, fault)
         await self.world.until_ready(daemon)
         return evidence
+
+    async def _jump(self, daemon: Daemon, fault: Planned) -> str:
+        """Put its clock an hour forward or back; the times in its own log show that it has taken it."""
+        before = len(daemon.said_last("err"))
+        hours = random.Random(fault.after_s).choice((1, -1))
+        daemon.put_clock(3600 * hours)
+        await asyncio.sleep(fault.lasts_s)
+
+        def jumped() -> int:
+            times = [_time_of(line) for line in daemon.said_last("err")[before:].splitlines()]
+            return sum(abs(at - time.time() - 3600 * hours) < 600 for at in times)
+
+        lines = await _felt(jumped)
+        daemon.put_clock(0)
+        return f"{lines} lines of its log" if lines else ""
 
     async def _fill(self, daemon: Daemon, lasts_s: float) -> str:
         path = daemon.state / "filler"
@@ -168,7 +201,7 @@ class Faults:
         free = os.statvfs(daemon.state).f_bavail
         await asyncio.sleep(lasts_s)
         path.unlink()
-        return "no block was free" if free < 256 else ""
+        return f"{free} blocks were free" if free < _SPENT_BLOCKS else ""
 
     async def _on_nats(self, fault: Planned) -> str:
         servers = self.world.servers
@@ -221,16 +254,34 @@ class Faults:
         }
         gate.fault = kinds[fault.kind]
         await asyncio.sleep(fault.lasts_s)
-        while not gate.fault.hits and self.work.asked.keys() - self.work.over:  # the next call feels it
-            await asyncio.sleep(0.1)
-        hits = gate.fault.hits
-        gate.fault.over.set()
+        injected = gate.fault
+        hits = await _felt(lambda: injected.hits)
+        injected.over.set()
         gate.fault = None
-        return f"{hits} calls" if hits else "-"
+        return f"{hits} calls" if hits else ""
 
-    def _kill_parent(self) -> str:
-        waiting = [process for process, _ in self.work.parents if process.poll() is None]
-        if not waiting:
+    async def _kill_parent(self) -> str:
+        def waiting() -> list[subprocess.Popen[bytes]]:
+            return [process for process, _ in self.work.parents if process.poll() is None]
+
+        if not await _felt(lambda: len(waiting())):
             return "-"  # nothing to kill, so it did not happen
-        waiting[0].kill()
-        return f"pid {waiting[0].pid}"
+        victim = waiting()[0]
+        victim.kill()
+        code = await asyncio.to_thread(victim.wait)
+        return f"pid {victim.pid} ended with {code}" if code == -signal.SIGKILL else "-"
+
+
+async def _felt(hits: Callable[[], int]) -> int:
+    """Wait until something has felt a fault, and return how often it was felt."""
+    give_up = time.time() + _FELT_S
+    while not hits() and time.time() < give_up:
+        await asyncio.sleep(0.1)
+    return hits()
+
+
+def _time_of(line: str) -> float:
+    try:
+        return datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S").timestamp()
+    except ValueError:
+        return 0.0

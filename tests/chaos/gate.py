@@ -11,13 +11,10 @@ import json
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from aiohttp import web
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Call", "Gate", "ProviderFault", "mark_of"]
 
@@ -45,6 +42,10 @@ class Call:
     """0 while it is open."""
     end: str = ""
     """``complete``, ``refused``, ``cut`` by the provider, or ``left`` by the daemon."""
+
+
+class _LeftError(Exception):
+    """The daemon has closed its side."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class Gate:
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
         self.calls: list[Call] = []
+        self._open: dict[int, Call] = {}
         self.fault: ProviderFault | None = None
         self._runners: list[web.AppRunner] = []
         self._session: aiohttp.ClientSession | None = None
@@ -99,7 +101,8 @@ class Gate:
 
         app = web.Application(client_max_size=1 << 28, handler_args={"access_log": None})
         app.router.add_route("*", "/{path:.*}", handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        # A handler is cancelled the moment that the daemon closes its side, so the end of a call has its true time.
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -108,22 +111,24 @@ class Gate:
         port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
         return f"http://127.0.0.1:{port}"
 
-    def open_calls(self) -> Iterator[Call]:
+    def open_calls(self) -> list[Call]:
         """The calls that have not ended."""
-        return (call for call in self.calls if not call.ended_at)
+        return list(self._open.values())
 
     async def _handle(self, daemon: str, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         run_id, turn = _named(body)
         call = Call(daemon=daemon, run_id=run_id, turn=turn, received_at=time.time())
         self.calls.append(call)
+        self._open[id(call)] = call
         try:
             return await self._answer(request, body, call)
-        except (asyncio.CancelledError, ConnectionResetError):
+        except (asyncio.CancelledError, _LeftError):
             call.end = call.end or "left"
             raise
         finally:
             call.ended_at = time.time()
+            del self._open[id(call)]
 
     async def _answer(self, request: web.Request, body: bytes, call: Call) -> web.StreamResponse:
         fault = self.fault if self.fault is not None and self.fault.take() else None
@@ -152,19 +157,18 @@ class Gate:
         kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
         response = web.StreamResponse(status=answer.status, headers=kept)
         await response.prepare(request)
-        head, chunks = b"", 0
+        head = b""
         async for chunk in answer.content.iter_any():
             if not call.message_id:
                 head += chunk
                 found = _MESSAGE_ID.search(head)
                 call.message_id = found[1].decode() if found else ""
-            await response.write(chunk)
-            chunks += 1
+            await _written(response, chunk)
             if fault is not None and fault.kind == "cut":
                 return self._cut(request, call)
             if fault is not None and fault.kind == "slow":
                 await asyncio.sleep(0.2)
-        await response.write_eof()
+        await _written(response, b"")
         call.end = "complete" if answer.status == 200 else "refused"
         return response
 
@@ -172,7 +176,15 @@ class Gate:
         call.end = "cut"
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError
+        raise asyncio.CancelledError
+
+
+async def _written(response: web.StreamResponse, chunk: bytes) -> None:
+    """Write to the daemon; no bytes mean the end."""
+    try:
+        await (response.write(chunk) if chunk else response.write_eof())
+    except ConnectionError as gone:
+        raise _LeftError from gone
 
 
 _TYPES = {429: "rate_limit_error", 529: "overloaded_error", 500: "api_error"}

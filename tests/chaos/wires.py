@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
@@ -20,12 +21,15 @@ class Wires:
         self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._joined = 0
         self._mode: Mode = "pass"
         self._passing = asyncio.Event()
         self._passing.set()
         self.delay_s = 0.0
         self.hits = 0
         """How often the fault in force was felt: connections cut or refused, chunks held or delayed."""
+        self.joined_at = 0.0
+        """Unix time since when bytes reach the daemon: the newest of its connections, or the end of the fault."""
 
     @property
     def urls(self) -> str:
@@ -46,9 +50,15 @@ class Wires:
         for task in [*self._tasks]:
             task.cancel()
 
+    @property
+    def joined(self) -> bool:
+        """Whether the daemon has a connection that carries bytes."""
+        return self._joined > 0 and self._mode in ("pass", "delay")
+
     def become(self, mode: Mode, *, delay_s: float = 0.0) -> None:
         """Change what happens to the bytes from here on."""
         self._mode, self.delay_s, self.hits = mode, delay_s, 0
+        self.joined_at = time.time()
         if mode == "half_open":
             self._passing.clear()
         else:
@@ -72,12 +82,15 @@ class Wires:
             await self._passing.wait()
             far_reader, far = await asyncio.open_connection("127.0.0.1", port)
             self._writers.add(far)
+            self._joined += 1
+            self.joined_at = time.time()
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pump(reader, far))
                 both.create_task(self._pump(far_reader, writer))
         except (OSError, ExceptionGroup):
             pass
         finally:
+            self._joined -= far is not None
             self._tasks.discard(task)
             for one in (writer, far):
                 if one is not None:

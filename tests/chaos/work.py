@@ -10,7 +10,6 @@ import asyncio
 import base64
 import json
 import subprocess
-import sys
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nats.errors import Error as NatsError
 
 from tests.chaos.gate import mark_of
+from tests.chaos.world import PRODUCT
 
 if TYPE_CHECKING:
     import random
@@ -31,9 +31,24 @@ if TYPE_CHECKING:
 __all__ = ["POOL", "Asked", "Work", "stored"]
 
 POOL = "fork"
-_NEXOFORK = str(Path(sys.executable).with_name("nexofork"))
-_KINDS = {"plain": 30, "slow": 12, "effects": 22, "ask": 8, "timeout": 10, "git": 4, "parent": 4}
+_NEXOFORK = str(PRODUCT / "nexofork")
+_KINDS: dict[str, float] = {
+    "plain": 46,
+    "slow": 10,
+    "long": 5,
+    "effects": 20,
+    "ask": 5,
+    "timeout": 1.5,
+    "git": 1,
+    "parent": 2,
+}
+_FAMILY = 4
+"""How many runs one command asks for."""
+_BURST = 12
+"""How many runs with a timeout begin together."""
 _RETRY_S = 0.1
+_PATIENCE_S = 150.0
+"""How long a parent may wait for its children."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +73,7 @@ class Work:
 
     world: World
     random: random.Random
-    outstanding: int = 48
+    outstanding: int = 20
     """How many runs are open at once."""
     asked: dict[str, Asked] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
@@ -92,7 +107,8 @@ class Work:
                         await self._look_for_ends()
                     continue
                 [kind] = self.random.choices(kinds, weights)
-                await self._ask(kind, tasks)
+                for _ in range(_BURST if kind == "timeout" else 1):
+                    await self._ask(kind, tasks)
 
     async def _ask(self, kind: str, tasks: asyncio.TaskGroup) -> None:
         if kind in ("git", "parent"):
@@ -119,14 +135,16 @@ class Work:
         match run.kind:
             case "slow":
                 turns = [{"text": 40 * "slow words ", "deltas": 30, "delta_delay_s": self.random.uniform(0.02, 0.15)}]
+            case "long" if self.random.random() < 0.5:
+                turns = [{"text": 40 * "long words ", "deltas": 60, "delta_delay_s": 0.3}]
+            case "long":
+                run.steps = 1
+                turns = [_effect(run, 1, 15)]
             case "timeout":
                 run.timeout_s = round(self.random.uniform(0.3, 2.0), 2)
                 request["timeout_s"] = run.timeout_s
-                turns = [
-                    _effect(run, 1, 0.05),
-                    _effect(run, 2, 0.05),
-                    {"text": "end", "deltas": 20, "delta_delay_s": 0.1},
-                ]
+                # Short turns without end, so that many timeouts fire while something is being written.
+                turns = [{"tools": [{"name": "Bash", "input": {"command": "true"}}]} for _ in range(60)]
             case "effects":
                 run.steps = self.random.randint(1, 4)
                 turns = [_effect(run, step, self.random.choice((0, 0, 0.3, 1.5))) for step in range(1, run.steps + 1)]
@@ -134,7 +152,7 @@ class Work:
                 run.steps, run.allowed = 1, self.random.random() < 0.7
                 turns = [_effect(run, 1, 0)]
                 request["permissions"] = {"mode": "bubble", "deadline_s": 30}
-        if run.kind in ("effects", "ask", "timeout"):
+        if run.steps or run.kind == "timeout":
             request["workspace"] = {"kind": "path", "path": str(self.world.effects)}
         needs = [name for name in ("permissions", "workspace") if name in request]
         request |= {"v": 2, "needs": needs} if needs else {}
@@ -181,7 +199,7 @@ class Work:
         """Let the command line fork: for a git workspace and leave, or as a parent that waits and may be killed."""
         runs = [
             Asked(run_id=uuid.UUID(int=self.random.getrandbits(128)).hex[:20], kind=kind, at=time.time())
-            for _ in range(3)
+            for _ in range(_FAMILY)
         ]
         arguments = ["fork", "--request", str(self.world.folder / "REQUEST.json"), "--nats", self.world.urls, "--json"]
         for run in runs:
@@ -198,9 +216,15 @@ class Work:
             process = subprocess.Popen([_NEXOFORK, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         ids = [run.run_id for run in runs]
         self.parents.append((process, ids))
-        while process.poll() is None:
+        give_up = time.time() + _PATIENCE_S
+        while process.poll() is None and time.time() < give_up:
             await asyncio.sleep(0.05)
         self.parents.remove((process, ids))
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+            self.problems.append(f"a parent of {ids} waited for {_PATIENCE_S:g} s")
+            return
         if process.returncode == -9:
             await self._attach(ids)
         elif process.returncode not in (0, 1):
@@ -212,14 +236,14 @@ class Work:
         there = []
         for run_id in ids:
             if await stored(self.world, f"agent.{POOL}.{run_id}.*") is None:
-                self.over.add(run_id)
+                self.over.discard(run_id)
                 del self.asked[run_id]  # killed before it had asked
             else:
                 there.append(run_id)
         if not there:
             return
         process = await asyncio.create_subprocess_exec(
-            *(_NEXOFORK, "wait", *there, "--json", "--nats", self.world.urls),
+            *(_NEXOFORK, "wait", *there, "--json", "--timeout", f"{_PATIENCE_S:g}", "--nats", self.world.urls),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -238,7 +262,8 @@ class Work:
             return
         match report.get("kind"):
             case "claimed":
-                self.owners[run_id] = (report["epoch"], report.get("daemon", {}).get("name", ""), time.time())
+                if report["epoch"] > self.owners.get(run_id, (0, "", 0.0))[0]:
+                    self.owners[run_id] = (report["epoch"], report.get("daemon", {}).get("name", ""), time.time())
             case "final":
                 self._ended(run_id)
             case "asked" if report.get("what") == "permission" and run_id in self.asked:

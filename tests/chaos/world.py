@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,15 +26,14 @@ from tests.chaos.wires import Wires
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["LEASE_S", "Daemon", "NatsServer", "Provider", "World", "free_port"]
+__all__ = ["LEASE_S", "PRODUCT", "Daemon", "NatsServer", "Provider", "World", "free_port"]
 
 LEASE_S = 3.0
 KEY = "sk-sim-team"
 _BIN = Path(sys.executable).parent
-_FAKETIME = (
-    "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
-    "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
-)
+PRODUCT = Path(os.environ.get("CHAOS_PRODUCT", _BIN))
+"""The folder of the programs under test; another one judges another commit."""
+_CLOCK = Path(__file__).with_name("clock.c")
 _WAIT_S = 60.0
 
 
@@ -172,11 +172,22 @@ class Daemon(Program):
     fault: str = ""
     """The fault that it is under; empty where it is well."""
     well_since: float = 0.0
-    """Unix time since when it runs, is connected and has heard from NATS."""
+    """Unix time since when it runs and is under no fault of its own."""
+
+    def hears_since(self) -> float | None:
+        """Since when it could hear from NATS; None where it cannot."""
+        if self.fault not in ("", "full_disk", "clock_jump") or not self.wires.joined:
+            return None
+        return max(self.well_since, self.wires.joined_at)
 
     def ready(self) -> bool:
         """Whether the newest start takes work."""
         return "ready" in self.said_last().splitlines()
+
+    def put_clock(self, seconds: int) -> None:
+        """Add so many seconds to its time of day."""
+        with open(self.clock, "r+b", buffering=0) as file:
+            file.write(struct.pack("=q", seconds))
 
     def stopped(self) -> bool:
         """Whether the kernel holds it stopped."""
@@ -197,6 +208,8 @@ class World:
     daemons: list[Daemon]
     client: Client
     effects: Path
+    clock_library: Path | None = None
+    """What changes a daemon's clock; None where there is no C compiler."""
     disks: list[Path] = field(default_factory=list)
 
     @classmethod
@@ -211,7 +224,7 @@ class World:
         port = free_port()
         provider = Provider(
             name="provider",
-            arguments=[str(_BIN / "nexofork"), "simulate", "--port", str(port), "--json"],
+            arguments=[str(PRODUCT / "nexofork"), "simulate", "--port", str(port), "--json"],
             folder=folder / "logs",
         )
         provider.start()
@@ -229,6 +242,7 @@ class World:
         world = cls(
             folder=folder, servers=nodes, provider=provider, gate=gate, daemons=[], client=client, effects=effects
         )
+        world.clock_library = _compiled(folder / "clock.so")
         for number in range(daemons):
             world.daemons.append(await world._daemon(f"d{number}"))
         # The first one makes the pool with the lease of this test.
@@ -252,22 +266,16 @@ class World:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192m,mode=0700", "chaos", str(state)], check=True)
             self.disks.append(state)
         clock = self.folder / f"{name}.clock"
-        clock.write_text("+0\n")
-        arguments = ["daemon", "--name", name, "--nats", wires.urls, "--lease-s", f"{LEASE_S:g}", "--slots", "24"]
+        clock.write_bytes(bytes(8))
+        arguments = ["daemon", "--name", name, "--nats", wires.urls, "--lease-s", f"{LEASE_S:g}", "--slots", "32"]
         arguments += ["--drain-s", "1", "--state-dir", str(state), "--disk-floor-mb", "4", "--log-level", "info"]
         arguments += ["--shared-dir", str(self.effects), "--base-url", await self.gate.open(name), "--health-port", "0"]
         environment = {"ANTHROPIC_API_KEY": KEY, "TMPDIR": str(temporary), "NEXOFORKD_CONFIG": os.devnull}
-        if library := next((path for path in _FAKETIME if os.path.exists(path)), None):
-            environment |= {
-                "LD_PRELOAD": library,
-                "FAKETIME_TIMESTAMP_FILE": str(clock),
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "FAKETIME_CACHE_DURATION": "1",
-                "DONT_FAKE_MONOTONIC": "1",
-            }
+        if self.clock_library is not None:
+            environment |= {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(clock)}
         return Daemon(
             name=name,
-            arguments=[str(_BIN / "nexofork"), *arguments],
+            arguments=[str(PRODUCT / "nexofork"), *arguments],
             folder=self.folder / "logs",
             environment=environment,
             wires=wires,
@@ -279,7 +287,7 @@ class World:
     @property
     def can_jump(self) -> bool:
         """Whether a daemon's clock can be changed."""
-        return "LD_PRELOAD" in self.daemons[0].environment
+        return self.clock_library is not None
 
     async def until_ready(self, daemon: Daemon) -> None:
         """Return when a daemon takes work."""
@@ -306,6 +314,14 @@ class World:
         for disk in self.disks:
             subprocess.run(["umount", "-l", str(disk)], check=False)
         shutil.rmtree(self.folder / "nats", ignore_errors=True)
+
+
+def _compiled(library: Path) -> Path | None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(_CLOCK), "-ldl"], check=True)
+    return library
 
 
 async def _until(holds: Any, what: str) -> None:
