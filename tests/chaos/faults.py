@@ -29,16 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults", "Happened", "Planned", "schedule"]
 
-_DAEMON = {"kill": 8, "stop": 10, "term": 4, "cut": 6, "half_open": 6, "delay": 4, "full_disk": 3, "clock_jump": 3}
+_DAEMON = {
+    **{"kill": 7, "stop": 9, "term": 3, "cut": 5, "half_open": 8, "delay": 7, "full_disk": 2, "clock_jump": 2},
+    "deaf_in_pause": 5,
+}
 _OTHER = {
     **{"server_restart": 3, "leader_kill": 3},
     **{"p429": 5, "p529": 3, "p500": 2, "pcut": 3, "phang": 3, "pslow": 2, "provider_restart": 2, "parent_kill": 5},
 }
-_PARTING = frozenset({"kill", "stop", "term", "cut", "half_open", "delay", "server_restart", "leader_kill"})
+_PARTING = frozenset({"kill", "stop", "term", "cut", "half_open", "deaf_in_pause", "server_restart", "leader_kill"})
 """What may keep a daemon from hearing or writing in time."""
 _FELT_S = 20.0
 """How long a fault may wait until it is felt."""
 _SPENT_BLOCKS = 256
+_DELAY_S = 0.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +83,10 @@ def schedule(seed: int, *, minutes: float, daemons: int, servers: int, without: 
     kinds = [kind for kind in weights if kind not in without]
     found, at = list[Planned](), 0.0
     while at < minutes * 60:
-        after = chance.uniform(0.8, 4.0)
+        after = chance.uniform(0.5, 2.5)
         [kind] = chance.choices(kinds, [weights[kind] for kind in kinds])
-        lasts = chance.uniform(0.3, 3.5) * LEASE_S
+        # Many last just long enough for another daemon to take the runs, and no connection to be given up.
+        lasts = chance.choice((chance.uniform(1.1, 1.7), chance.uniform(0.3, 3.5))) * LEASE_S
         found.append(Planned(after_s=after, kind=kind, target=chance.randrange(daemons), lasts_s=lasts))
         at += after
     return found
@@ -166,17 +171,34 @@ class Faults:
                 daemon.signal(signal.SIGCONT)
             case "cut" | "half_open" | "delay":
                 mode: Mode = fault.kind
-                daemon.wires.become(mode, delay_s=0.1)
+                daemon.wires.become(mode, delay_s=_DELAY_S)
                 await asyncio.sleep(fault.lasts_s)
                 hits = await _felt(lambda: daemon.wires.hits)
                 daemon.wires.become("pass")
                 evidence = f"{hits} hits" if hits else ""
+            case "deaf_in_pause":
+                evidence = await self._deafen(daemon, fault)
             case "full_disk":
                 evidence = await self._fill(daemon, fault.lasts_s)
             case _:
                 evidence = await self._jump(daemon, fault)
         await self.world.until_ready(daemon)
         return evidence
+
+    async def _deafen(self, daemon: Daemon, fault: Planned) -> str:
+        """Let the provider ask for a pause, and take NATS away until shortly before the pause is over."""
+        lasts_s = min(fault.lasts_s, 1.6 * LEASE_S)
+        refusals = ProviderFault(
+            kind="status", status=429, retry_after_s=round(lasts_s + 1.5), left=4, daemon=daemon.name
+        )
+        self.world.gate.faults.append(refusals)
+        refused = await _felt(lambda: refusals.hits)
+        daemon.wires.become("half_open")
+        await asyncio.sleep(lasts_s)
+        held = await _felt(lambda: daemon.wires.hits)
+        daemon.wires.become("pass")
+        self.world.gate.faults.remove(refusals)
+        return f"{refused} calls, {held} hits" if refused and held else ""
 
     async def _jump(self, daemon: Daemon, fault: Planned) -> str:
         """Put its clock an hour forward or back; the times in its own log show that it has taken it."""
@@ -245,19 +267,19 @@ class Faults:
                 await asyncio.sleep(0.05)
             return f"pid {pid} became {provider.pid}"
         kinds = {
-            "p429": ProviderFault(kind="status", status=429, retry_after_s=1.0, left=20),
-            "p529": ProviderFault(kind="status", status=529, left=20),
+            "p429": ProviderFault(kind="status", status=429, retry_after_s=1.0, left=12),
+            "p529": ProviderFault(kind="status", status=529, left=12),
             "p500": ProviderFault(kind="status", status=500, left=10),
             "pcut": ProviderFault(kind="cut", left=10),
             "phang": ProviderFault(kind="hang", left=6),
             "pslow": ProviderFault(kind="slow", left=20),
         }
-        gate.fault = kinds[fault.kind]
-        await asyncio.sleep(fault.lasts_s)
-        injected = gate.fault
+        injected = kinds[fault.kind]
+        gate.faults.append(injected)
+        await asyncio.sleep(min(fault.lasts_s, 6.0))
         hits = await _felt(lambda: injected.hits)
         injected.over.set()
-        gate.fault = None
+        gate.faults.remove(injected)
         return f"{hits} calls" if hits else ""
 
     async def _kill_parent(self) -> str:

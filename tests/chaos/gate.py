@@ -58,12 +58,14 @@ class ProviderFault:
     retry_after_s: float | None = None
     left: int = 1 << 30
     """How many more calls it may hit."""
+    daemon: str = ""
+    """Whose calls; empty means everyone's."""
     hits: int = 0
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def take(self) -> bool:
-        """Whether the next call is hit."""
-        if not self.left:
+    def take(self, daemon: str) -> bool:
+        """Whether a daemon's next call is hit."""
+        if not self.left or (self.daemon and self.daemon != daemon):
             return False
         self.left -= 1
         self.hits += 1
@@ -77,7 +79,7 @@ class Gate:
         self._upstream = upstream
         self.calls: list[Call] = []
         self._open: dict[int, Call] = {}
-        self.fault: ProviderFault | None = None
+        self.faults: list[ProviderFault] = []
         self._runners: list[web.AppRunner] = []
         self._session: aiohttp.ClientSession | None = None
 
@@ -131,7 +133,7 @@ class Gate:
             del self._open[id(call)]
 
     async def _answer(self, request: web.Request, body: bytes, call: Call) -> web.StreamResponse:
-        fault = self.fault if self.fault is not None and self.fault.take() else None
+        fault = next((one for one in self.faults if one.take(call.daemon)), None)
         if fault is not None and fault.kind == "status":
             call.status, call.end = fault.status, "refused"
             said = {"type": "error", "error": {"type": _TYPES.get(fault.status, "api_error"), "message": "injected"}}

@@ -11,6 +11,8 @@ __all__ = ["Mode", "Wires"]
 
 Mode: TypeAlias = Literal["pass", "cut", "half_open", "delay"]
 _CHUNK = 1 << 16
+_UNDER_WAY = 64
+"""How many chunks may be on one way at once."""
 
 
 class Wires:
@@ -79,6 +81,7 @@ class Wires:
             if self._mode == "cut":
                 self.hits += 1
                 return
+            self.hits += not self._passing.is_set()
             await self._passing.wait()
             far_reader, far = await asyncio.open_connection("127.0.0.1", port)
             self._writers.add(far)
@@ -98,16 +101,26 @@ class Wires:
                     one.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(_CHUNK):
+        """Carry bytes one way; a delay is a longer wire, not a narrower one."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_UNDER_WAY)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._arriving(under_way, writer))
+            while chunk := await reader.read(_CHUNK):
+                late = self.delay_s if self._mode == "delay" else 0.0
+                self.hits += bool(late)
+                await under_way.put((time.monotonic() + late, chunk))
+            raise ConnectionResetError
+
+    async def _arriving(self, under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        while True:
+            due, chunk = await under_way.get()
+            if (rest := due - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
             if not self._passing.is_set():
                 self.hits += 1
                 await self._passing.wait()
-            if self._mode == "delay":
-                self.hits += 1
-                await asyncio.sleep(self.delay_s)
             writer.write(chunk)
             await writer.drain()
-        raise ConnectionResetError
 
 
 class _Serve:

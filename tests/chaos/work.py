@@ -46,6 +46,8 @@ _FAMILY = 4
 """How many runs one command asks for."""
 _BURST = 12
 """How many runs with a timeout begin together."""
+_UNREACHED = 3
+"""How a command exits that finds no NATS server."""
 _RETRY_S = 0.1
 _PATIENCE_S = 150.0
 """How long a parent may wait for its children."""
@@ -119,7 +121,7 @@ class Work:
         request = self._requested(run)
         self.asked[run.run_id] = run
         await self._published(run, request)
-        if self.random.random() < 0.08:
+        if self.random.random() < (0.3 if run.kind in ("slow", "long") else 0.04):
             tasks.create_task(self._abort(run, self.random.uniform(0.0, 3.0)))
 
     def _requested(self, run: Asked) -> dict[str, Any]:
@@ -225,8 +227,8 @@ class Work:
             process.wait()
             self.problems.append(f"a parent of {ids} waited for {_PATIENCE_S:g} s")
             return
-        if process.returncode == -9:
-            await self._attach(ids)
+        if process.returncode in (-9, _UNREACHED):
+            await self._attach(ids)  # what it had asked for before it was killed, or found no server
         elif process.returncode not in (0, 1):
             said = Path(f"{log}.err").read_text().strip()[-500:]
             self.problems.append(f"a parent ended with {process.returncode}: {said}")
@@ -242,6 +244,8 @@ class Work:
                 there.append(run_id)
         if not there:
             return
+        while not self.world.client.is_connected:
+            await asyncio.sleep(_RETRY_S)
         process = await asyncio.create_subprocess_exec(
             *(_NEXOFORK, "wait", *there, "--json", "--timeout", f"{_PATIENCE_S:g}", "--nats", self.world.urls),
             stdout=subprocess.PIPE,
@@ -249,7 +253,9 @@ class Work:
         )
         out, err = await process.communicate()
         results = [json.loads(line) for line in out.splitlines()]
-        if sorted(result["run_id"] for result in results) != sorted(there):
+        if process.returncode == _UNREACHED:
+            await self._attach(there)
+        elif sorted(result["run_id"] for result in results) != sorted(there):
             self.problems.append(
                 f"a parent that came back got {len(results)} of {len(there)} results: {err.decode()[-500:]}"
             )

@@ -35,6 +35,7 @@ PRODUCT = Path(os.environ.get("CHAOS_PRODUCT", _BIN))
 """The folder of the programs under test; another one judges another commit."""
 _CLOCK = Path(__file__).with_name("clock.c")
 _WAIT_S = 60.0
+_RESTARTS = 20
 
 
 def free_port() -> int:
@@ -291,9 +292,14 @@ class World:
 
     async def until_ready(self, daemon: Daemon) -> None:
         """Return when a daemon takes work."""
-        await _until(lambda: daemon.ready() or not daemon.alive, f"daemon {daemon.name}")
-        if not daemon.alive:
-            raise RuntimeError(f"{daemon.name} ended by itself: {daemon.said_last('err')[-2000:]}")
+        for _ in range(_RESTARTS):
+            await _until(lambda: daemon.ready() or not daemon.alive, f"daemon {daemon.name}")
+            if daemon.alive:
+                break
+            if "No NATS server" not in daemon.said_last("err"):
+                raise RuntimeError(f"{daemon.name} ended by itself: {daemon.said_last('err')[-2000:]}")
+            await asyncio.sleep(1.0)  # as a service manager does
+            daemon.start()
         daemon.fault, daemon.well_since = "", time.time()
 
     async def close(self) -> None:
