@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Faults", "Happened", "Planned", "schedule"]
 
 _DAEMON = {
-    **{"kill": 7, "stop": 9, "term": 3, "cut": 5, "half_open": 8, "delay": 7, "full_disk": 2, "clock_jump": 2},
-    "deaf_in_pause": 5,
+    **{"kill": 7, "stop": 9, "term": 3, "cut": 5, "half_open": 8, "delay": 10, "full_disk": 2, "clock_jump": 2},
+    "deaf_in_pause": 9,
 }
 _OTHER = {
     **{"server_restart": 3, "leader_kill": 3},
@@ -237,7 +237,7 @@ class Faults:
         await asyncio.sleep(min(fault.lasts_s, 6.0) if len(servers) > 1 else min(fault.lasts_s, 2.0))
         server.start()
         give_up = time.time() + 60
-        while not server.healthy():
+        while not await asyncio.to_thread(server.healthy):
             if time.time() > give_up:
                 return ""
             await asyncio.sleep(0.1)

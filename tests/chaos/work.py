@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import subprocess
 import time
 import uuid
@@ -38,13 +39,13 @@ _KINDS: dict[str, float] = {
     "long": 5,
     "effects": 20,
     "ask": 5,
-    "timeout": 1.5,
+    "timeout": 4,
     "git": 1,
     "parent": 2,
 }
 _FAMILY = 4
 """How many runs one command asks for."""
-_BURST = 12
+_BURST = 8
 """How many runs with a timeout begin together."""
 _UNREACHED = 3
 """How a command exits that finds no NATS server."""
@@ -77,6 +78,8 @@ class Work:
     random: random.Random
     outstanding: int = 20
     """How many runs are open at once."""
+    kinds: dict[str, float] = field(default_factory=lambda: dict(_KINDS))
+    """What runs do, each with its weight."""
     asked: dict[str, Asked] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
     owners: dict[str, tuple[int, str, float]] = field(default_factory=dict)
@@ -95,11 +98,11 @@ class Work:
         _make_repository(folder / "repository")
         await self.world.client.subscribe(f"live.{POOL}.*.reports", cb=self._heard)
 
-    async def run(self, until: float) -> None:
-        """Keep asking for runs until a time, then return; what is open goes on."""
-        kinds, weights = list(_KINDS), list(_KINDS.values())
+    async def run(self, until: float, most: float = math.inf) -> None:
+        """Keep asking for runs until a time, or until there are so many, then return; what is open goes on."""
+        kinds, weights = list(self.kinds), list(self.kinds.values())
         async with asyncio.TaskGroup() as tasks:
-            while time.time() < until:
+            while time.time() < until and len(self.asked) < most:
                 if len(self.asked) - len(self.over) >= self.outstanding:
                     self._changed.clear()
                     try:
