@@ -22,6 +22,7 @@ from tests.chaos.world import LEASE_S
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.chaos.wires import Mode
     from tests.chaos.work import Work
@@ -43,6 +44,8 @@ _FELT_S = 20.0
 """How long a fault may wait until it is felt."""
 _SPENT_BLOCKS = 256
 _DELAY_S = 0.12
+_ANNOUNCED_S = 0.5
+"""How long a daemon may take to write down that it will repeat a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +174,8 @@ class Faults:
                 daemon.signal(signal.SIGCONT)
             case "cut" | "half_open" | "delay":
                 mode: Mode = fault.kind
+                if mode == "delay":
+                    self.work.wanted.append("timeout")  # so that some fire while a report is under way
                 daemon.wires.become(mode, delay_s=_DELAY_S)
                 await asyncio.sleep(fault.lasts_s)
                 hits = await _felt(lambda: daemon.wires.hits)
@@ -193,6 +198,7 @@ class Faults:
         )
         self.world.gate.faults.append(refusals)
         refused = await _felt(lambda: refusals.hits)
+        await asyncio.sleep(_ANNOUNCED_S)
         daemon.wires.become("half_open")
         await asyncio.sleep(lasts_s)
         held = await _felt(lambda: daemon.wires.hits)
@@ -217,10 +223,7 @@ class Faults:
 
     async def _fill(self, daemon: Daemon, lasts_s: float) -> str:
         path = daemon.state / "filler"
-        with suppress(OSError), open(path, "wb", buffering=0) as filler:
-            while True:
-                filler.write(bytes(1 << 20))
-        free = os.statvfs(daemon.state).f_bavail
+        free = await asyncio.to_thread(_filled, path)
         await asyncio.sleep(lasts_s)
         path.unlink()
         return f"{free} blocks were free" if free < _SPENT_BLOCKS else ""
@@ -300,6 +303,14 @@ async def _felt(hits: Callable[[], int]) -> int:
     while not hits() and time.time() < give_up:
         await asyncio.sleep(0.1)
     return hits()
+
+
+def _filled(path: Path) -> int:
+    """Write a file until the disk is full, and return the blocks that are still free."""
+    with suppress(OSError), open(path, "wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1 << 20))
+    return os.statvfs(path.parent).f_bavail
 
 
 def _time_of(line: str) -> float:

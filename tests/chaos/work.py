@@ -80,6 +80,8 @@ class Work:
     """How many runs are open at once."""
     kinds: dict[str, float] = field(default_factory=lambda: dict(_KINDS))
     """What runs do, each with its weight."""
+    wanted: list[str] = field(default_factory=list)
+    """What is asked for next, however many runs are open."""
     asked: dict[str, Asked] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
     owners: dict[str, tuple[int, str, float]] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class Work:
         kinds, weights = list(self.kinds), list(self.kinds.values())
         async with asyncio.TaskGroup() as tasks:
             while time.time() < until and len(self.asked) < most:
-                if len(self.asked) - len(self.over) >= self.outstanding:
+                if not self.wanted and len(self.asked) - len(self.over) >= self.outstanding:
                     self._changed.clear()
                     try:
                         async with asyncio.timeout(1.0):
@@ -111,7 +113,7 @@ class Work:
                     except TimeoutError:
                         await self._look_for_ends()
                     continue
-                [kind] = self.random.choices(kinds, weights)
+                [kind] = [self.wanted.pop()] if self.wanted else self.random.choices(kinds, weights)
                 for _ in range(_BURST if kind == "timeout" else 1):
                     await self._ask(kind, tasks)
 
