@@ -7,6 +7,7 @@ all processes and what was judged (histories, calls, faults) stay in the folder 
 - ``CHAOS_SEED`` fixes the schedule of faults and the work; without it one is chosen and printed.
 - ``CHAOS_MINUTES`` says how long faults go on. On two processors about 250 runs pass in a minute.
 - ``CHAOS_SERVERS`` is 1 or 3.
+- ``CHAOS_FAULTS`` names the kinds of faults, with commas, where not all are wanted.
 - ``CHAOS_PRODUCT`` is the folder of the programs under test (``.venv/bin`` of another clone judges another commit).
 
 ``python -m tests.chaos soak`` puts ``CHAOS_FORKS`` short forks (20,000) through two daemons without faults. Memory,
@@ -45,7 +46,7 @@ from tests.chaos.checks import (
     subscriptions,
     use_of,
 )
-from tests.chaos.faults import Faults, schedule
+from tests.chaos.faults import KINDS, Faults, schedule
 from tests.chaos.work import Work
 from tests.chaos.world import LEASE_S, World
 
@@ -71,7 +72,15 @@ class Outcome:
     figures: dict[str, Any]
 
 
-async def chaos(folder: Path, *, seed: int, minutes: float, servers: int, judged_by_time: bool = True) -> Outcome:
+async def chaos(
+    folder: Path,
+    *,
+    seed: int,
+    minutes: float,
+    servers: int,
+    judged_by_time: bool = True,
+    only: frozenset[str] = frozenset(),
+) -> Outcome:
     """Let faults happen to real processes for a time, wait until every run is over, and judge.
 
     Args:
@@ -80,13 +89,15 @@ async def chaos(folder: Path, *, seed: int, minutes: float, servers: int, judged
         minutes: How long faults go on.
         servers: How many NATS servers there are.
         judged_by_time: Whether what comes late is a violation; a busy machine can only be judged by the rest.
+        only: The kinds of faults; all where it is empty.
     """
     world = await World.make(folder, servers=servers, daemons=_DAEMONS)
     try:
         work = Work(world=world, random=random.Random(seed + 1))
         await work.open()
         before = subscriptions(world)
-        without = set() if os.geteuid() == 0 else {"full_disk"}
+        without = set(KINDS - only) if only else set[str]()
+        without |= set() if os.geteuid() == 0 else {"full_disk"}
         without |= set() if world.can_jump else {"clock_jump"}
         planned = schedule(seed, minutes=minutes, daemons=_DAEMONS, servers=servers, without=frozenset(without))
         faults, sampler = Faults(world=world, work=work), Sampler(world, work)
@@ -227,7 +238,8 @@ def main() -> int:
         seed = int(os.environ.get("CHAOS_SEED", str(random.randrange(10**6))))
         minutes, servers = float(os.environ.get("CHAOS_MINUTES", "5")), int(os.environ.get("CHAOS_SERVERS", "1"))
         print(f"seed {seed}, {minutes:g} minutes, NATS servers: {servers}; logs in {folder}", flush=True)
-        outcome = uvloop.run(chaos(folder, seed=seed, minutes=minutes, servers=servers))
+        only = frozenset(os.environ.get("CHAOS_FAULTS", "").split(",")) & KINDS
+        outcome = uvloop.run(chaos(folder, seed=seed, minutes=minutes, servers=servers, only=only))
     print(json.dumps(outcome.figures, indent=2))
     for violation in outcome.violations[:_SHOWN]:
         print(f"VIOLATION {violation}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.chaos.work import Work
     from tests.chaos.world import Daemon, World
 
-__all__ = ["Faults", "Happened", "Planned", "schedule"]
+__all__ = ["KINDS", "Faults", "Happened", "Planned", "schedule"]
 
 _DAEMON = {
     **{"kill": 7, "stop": 9, "term": 3, "cut": 5, "half_open": 8, "delay": 10, "full_disk": 2, "clock_jump": 2},
@@ -38,14 +38,15 @@ _OTHER = {
     **{"server_restart": 3, "leader_kill": 3},
     **{"p429": 5, "p529": 3, "p500": 2, "pcut": 3, "phang": 3, "pslow": 2, "provider_restart": 2, "parent_kill": 5},
 }
+KINDS = frozenset({**_DAEMON, **_OTHER})
 _PARTING = frozenset({"kill", "stop", "term", "cut", "half_open", "deaf_in_pause", "server_restart", "leader_kill"})
 """What may keep a daemon from hearing or writing in time."""
 _FELT_S = 20.0
 """How long a fault may wait until it is felt."""
 _SPENT_BLOCKS = 256
 _DELAY_S = 0.12
-_ANNOUNCED_S = 0.5
-"""How long a daemon may take to write down that it will repeat a call."""
+_ANNOUNCED_S = 1.5
+"""How long a daemon that announces a repeated call before its pause may take for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,11 +195,13 @@ class Faults:
         """Let the provider ask for a pause, and take NATS away until shortly before the pause is over."""
         lasts_s = min(fault.lasts_s, 1.6 * LEASE_S)
         refusals = ProviderFault(
-            kind="status", status=429, retry_after_s=round(lasts_s + 1.5), left=4, daemon=daemon.name
+            kind="status", status=429, retry_after_s=round(lasts_s + 3), left=4, daemon=daemon.name
         )
         self.world.gate.faults.append(refusals)
         refused = await _felt(lambda: refusals.hits)
-        await asyncio.sleep(_ANNOUNCED_S)
+        give_up = time.time() + _ANNOUNCED_S
+        while self.work.repeated.get(daemon.name, 0.0) < give_up - _ANNOUNCED_S and time.time() < give_up:
+            await asyncio.sleep(0.02)
         daemon.wires.become("half_open")
         await asyncio.sleep(lasts_s)
         held = await _felt(lambda: daemon.wires.hits)

@@ -86,6 +86,8 @@ class Work:
     over: set[str] = field(default_factory=set)
     owners: dict[str, tuple[int, str, float]] = field(default_factory=dict)
     """The newest claim of each run as far as it was heard: epoch, daemon, when."""
+    repeated: dict[str, float] = field(default_factory=dict)
+    """When each daemon last announced that it repeats a call."""
     parents: list[tuple[subprocess.Popen[bytes], list[str]]] = field(default_factory=list)
     """Parents that wait for their children now."""
     problems: list[str] = field(default_factory=list)
@@ -275,6 +277,8 @@ class Work:
             case "claimed":
                 if report["epoch"] > self.owners.get(run_id, (0, "", 0.0))[0]:
                     self.owners[run_id] = (report["epoch"], report.get("daemon", {}).get("name", ""), time.time())
+            case "call_started" if report.get("attempt", 1) > 1:
+                self.repeated[self.owners.get(run_id, (0, "", 0.0))[1]] = time.time()
             case "final":
                 self._ended(run_id)
             case "asked" if report.get("what") == "permission" and run_id in self.asked:
