@@ -217,12 +217,13 @@ async def test_the_autoscaler_finds_what_it_counts(nats_server: EmbeddedServer, 
 def test_the_example_prices_are_prices(tmp_path: Path) -> None:
     """A daemon with the example's price file gets past it, and one with a broken file is told which."""
     release = render("--values", CHART / "ci" / "hostusers-values.yaml")
-    file = tmp_path / "prices.toml"
+    file, creds = tmp_path / "prices.toml", tmp_path / "empty.creds"
+    creds.touch(mode=0o600)
 
     def said(prices: str) -> str:
         file.write_text(prices)
         environment = Machine(tmp_path).environment(release.daemon())
-        words = [str(Path(sys.executable).with_name("nexoforkd")), "--nats=nats://127.0.0.1:1"]
+        words = [str(Path(sys.executable).with_name("nexoforkd")), f"--creds={creds}"]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30, check=False)
         return done.stderr
 

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 NOWHERE = "nats://127.0.0.1:9"
 
 
+@pytest.fixture
+def shut_out(tmp_path: Path) -> list[str]:
+    """Options of a daemon that is set up and then may not connect: its credentials are none."""
+    creds = tmp_path / "empty.creds"
+    creds.touch(mode=0o600)
+    return ["--nats", NOWHERE, "--creds", str(creds), "--state-dir", str(tmp_path / "state")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -57,11 +65,11 @@ def test_a_missing_key_says_what_to_set(capfd: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it is about root")
 def test_root_does_not_run_commands_bare_unless_told_to(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shut_out: list[str]
 ) -> None:
     """The error names the option and the other ways; the flag, the variable and the file all allow it."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-sim-team")
-    bare = ["--nats", NOWHERE, "--sandbox", "none"]
+    bare = [*shut_out, "--sandbox", "none"]
 
     assert run_command(daemon, bare) == 2
     said = capfd.readouterr().err
@@ -75,19 +83,21 @@ def test_root_does_not_run_commands_bare_unless_told_to(
 
 @needs_bubblewrap
 def test_a_daemon_of_root_is_warned_of_even_in_the_sandbox(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shut_out: list[str]
 ) -> None:
     """With what to do about it; another user's daemon starts without a warning."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-sim-team")
 
-    assert run_command(daemon, ["--nats", NOWHERE, "--state-dir", str(tmp_path)]) == 3
+    assert run_command(daemon, shut_out) == 3
     warned = "WARNING: this daemon runs as root" in (said := capfd.readouterr().err)
     assert (warned, "User=" in said) == ((True, True) if os.geteuid() == 0 else (False, False))
 
 
-def test_commands_that_run_bare_are_told_of(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Loudly, though the operator said so; without NATS the exit code is 3."""
+def test_commands_that_run_bare_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shut_out: list[str]
+) -> None:
+    """Loudly, though the operator said so; with wrong credentials for NATS the exit code is 3."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-sim-team")
 
-    assert run_command(daemon, ["--nats", NOWHERE, "--sandbox", "none", "--allow-root"]) == 3
+    assert run_command(daemon, [*shut_out, "--sandbox", "none", "--allow-root"]) == 3
     assert "WARNING: commands run bare on this host" in capfd.readouterr().err
