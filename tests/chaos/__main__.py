@@ -56,6 +56,7 @@ _DAEMONS = 3
 _SETTLE_S = 180.0
 _LOOK_EVERY_S = 0.25
 _STALL_S = 0.6
+_HERDS = 3
 _SHOWN = 50
 _SOAK_STEP = 2000
 _IDLE_S = 3.0
@@ -101,6 +102,8 @@ async def chaos(
         without |= set() if world.can_jump else {"clock_jump"}
         planned = schedule(seed, minutes=minutes, daemons=_DAEMONS, servers=servers, without=frozenset(without))
         faults, sampler = Faults(world=world, work=work), Sampler(world, work)
+        for _ in range(_HERDS):
+            await work.herd()
         began, until = time.time(), time.time() + minutes * 60
         async with asyncio.TaskGroup() as tasks:
             looking = [tasks.create_task(_look(sampler)), tasks.create_task(_feel(sampler))]

@@ -458,7 +458,7 @@ def leftovers(world: World) -> list[str]:
         if runs:
             found.append(f"{daemon.name}: folders of {len(runs)} runs are left in its state folder: {runs[:3]}")
         homes = [path.name for path in daemon.temporary.iterdir()]
-        if len(homes) > 1:
+        if homes:
             found.append(
                 f"{daemon.name}: {len(homes)} temporary folders are left of {daemon.starts} starts: {homes[:5]}"
             )

@@ -45,7 +45,8 @@ _FELT_S = 20.0
 """How long a fault may wait until it is felt."""
 _SPENT_BLOCKS = 256
 _DELAY_S = 0.12
-_ANNOUNCED_S = 1.5
+_DEAF_LEASES = 2.5
+_ANNOUNCED_S = 1.0
 """How long a daemon that announces a repeated call before its pause may take for it."""
 
 
@@ -192,11 +193,9 @@ class Faults:
         return evidence
 
     async def _deafen(self, daemon: Daemon, fault: Planned) -> str:
-        """Let the provider ask for a pause, and take NATS away until shortly before the pause is over."""
-        lasts_s = min(fault.lasts_s, 1.6 * LEASE_S)
-        refusals = ProviderFault(
-            kind="status", status=429, retry_after_s=round(lasts_s + 3), left=4, daemon=daemon.name
-        )
+        """Let the provider ask for a pause, and take NATS away until after it: another daemon ends the runs by then."""
+        lasts_s = _DEAF_LEASES * LEASE_S
+        refusals = ProviderFault(kind="status", status=429, retry_after_s=round(lasts_s - 1), left=4, daemon=daemon.name)
         self.world.gate.faults.append(refusals)
         refused = await _felt(lambda: refusals.hits)
         give_up = time.time() + _ANNOUNCED_S

@@ -47,6 +47,8 @@ _FAMILY = 4
 """How many runs one command asks for."""
 _BURST = 8
 """How many runs with a timeout begin together."""
+_HERD = 30
+_HERD_TIMEOUT_S = 1.5
 _UNREACHED = 3
 """How a command exits that finds no NATS server."""
 _RETRY_S = 0.1
@@ -119,15 +121,26 @@ class Work:
                 for _ in range(_BURST if kind == "timeout" else 1):
                     await self._ask(kind, tasks)
 
+    async def herd(self) -> None:
+        """Ask for many runs that time out together, and wait for their ends; without a fault each needs one daemon."""
+        runs = [self._new("timeout", _HERD_TIMEOUT_S) for _ in range(_HERD)]
+        async with asyncio.TaskGroup() as tasks:
+            for run in runs:
+                tasks.create_task(self._published(run, self._requested(run)))
+        await self.settle(_PATIENCE_S)
+
+    def _new(self, kind: str, timeout_s: float | None = None) -> Asked:
+        run_id = uuid.UUID(int=self.random.getrandbits(128)).hex[:20]
+        self.asked[run_id] = Asked(run_id=run_id, kind=kind, at=time.time(), timeout_s=timeout_s)
+        return self.asked[run_id]
+
     async def _ask(self, kind: str, tasks: asyncio.TaskGroup) -> None:
         if kind in ("git", "parent"):
             tasks.create_task(self._by_command(kind))
             await asyncio.sleep(0.3)
             return
-        run = Asked(run_id=uuid.UUID(int=self.random.getrandbits(128)).hex[:20], kind=kind, at=time.time())
-        request = self._requested(run)
-        self.asked[run.run_id] = run
-        await self._published(run, request)
+        run = self._new(kind, round(self.random.uniform(0.3, 2.0), 2) if kind == "timeout" else None)
+        await self._published(run, self._requested(run))
         if self.random.random() < (0.3 if run.kind in ("slow", "long") else 0.04):
             tasks.create_task(self._abort(run, self.random.uniform(0.0, 3.0)))
 
@@ -150,7 +163,6 @@ class Work:
                 run.steps = 1
                 turns = [_effect(run, 1, 15)]
             case "timeout":
-                run.timeout_s = round(self.random.uniform(0.3, 2.0), 2)
                 request["timeout_s"] = run.timeout_s
                 # Short turns without end, so that many timeouts fire while something is being written.
                 turns = [{"tools": [{"name": "Bash", "input": {"command": "true"}}]} for _ in range(60)]
@@ -206,13 +218,9 @@ class Work:
 
     async def _by_command(self, kind: str) -> None:
         """Let the command line fork: for a git workspace and leave, or as a parent that waits and may be killed."""
-        runs = [
-            Asked(run_id=uuid.UUID(int=self.random.getrandbits(128)).hex[:20], kind=kind, at=time.time())
-            for _ in range(_FAMILY)
-        ]
+        runs = [self._new(kind) for _ in range(_FAMILY)]
         arguments = ["fork", "--request", str(self.world.folder / "REQUEST.json"), "--nats", self.world.urls, "--json"]
         for run in runs:
-            self.asked[run.run_id] = run
             run.steps = 1 if kind == "git" else 0
             command = f"echo {run.run_id} >> children.txt && git add -A && git commit -qm {run.run_id}"
             turns: list[Any] = [{"tools": [{"name": "Bash", "input": {"command": command}}]}] if kind == "git" else []
