@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from nexofork.engine.workspace.git import Git
 
-__all__ = ["Listing", "index_entries", "list_files", "some", "write_changes", "write_most"]
+__all__ = ["Listing", "index_entries", "list_files", "opened_as_it_is", "some", "write_changes", "write_most"]
 
 _MAX_FAILED = 100
 _MAX_RAW_BYTES = 64 << 20
@@ -160,14 +160,18 @@ async def _add_as_it_is(git: Git, path: bytes) -> bool:
 def _read(path: bytes) -> tuple[bytes, bytes] | None:
     """Return the mode and the content of a regular file that is not too long; a link is not followed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(path, "rb", opener=opened_as_it_is) as file:
+            seen = os.fstat(file.fileno())
+            if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MAX_RAW_BYTES:
+                return None
+            return (b"100755" if seen.st_mode & 0o100 else b"100644"), file.read()
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        seen = os.fstat(descriptor)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MAX_RAW_BYTES:
-            return None
-        return (b"100755" if seen.st_mode & 0o100 else b"100644"), file.read()
+
+
+def opened_as_it_is(path: str | bytes, flags: int) -> int:
+    """An opener for files of a child: a link is not followed, and a pipe does not hold it up."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def some(paths: Sequence[bytes]) -> str:

@@ -19,7 +19,7 @@ from nexofork.engine.workspace.capture import MAX_BUNDLE_BYTES
 from nexofork.engine.workspace.child_objects import own_objects
 from nexofork.engine.workspace.child_refs import ChildRefs, read_refs
 from nexofork.engine.workspace.git import Git, GitFailed
-from nexofork.engine.workspace.listing import list_files, some, write_most
+from nexofork.engine.workspace.listing import list_files, opened_as_it_is, some, write_most
 from nexofork.engine.workspace.repository import alternates, git_in, make_repository, take_pack
 from nexofork.engine.workspace.traps import remove_traps
 from nexofork.wire.ref_names import is_ref_name
@@ -264,13 +264,11 @@ class Worktree:
 
     def _child_index(self) -> bytes:
         try:
-            descriptor = os.open(self._git_dir / "index", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(self._git_dir / "index", "rb", opener=opened_as_it_is) as file:
+                regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                return file.read(_MAX_INDEX_BYTES) if regular else b""
         except OSError:
             return b""
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return b""
-            return file.read(_MAX_INDEX_BYTES)
 
     async def bundle(self, state: TreeState, behind: TreeState | None) -> bytes:
         """Return what a state needs beyond an earlier one, or beyond where the child began.

@@ -103,6 +103,22 @@ async def test_what_a_child_writes_into_its_git_folder_is_not_obeyed(tmp_path: P
     assert (await worktree.look()).head == spec.commit
 
 
+async def test_a_folder_in_place_of_an_index_costs_nothing(tmp_path: Path) -> None:
+    """The files come back all the same, and no descriptor is left open."""
+    repo = Repo(tmp_path / "repo", {"a": "1\n"})
+    worktree = await checked_out(repo.path, tmp_path / "run")
+    (worktree.root / ".git/index").unlink()
+    (worktree.root / ".git/index").mkdir()
+    (worktree.root / "a").write_text("2\n")
+    before = len(os.listdir("/proc/self/fd"))
+
+    states = [await worktree.look() for _ in range(3)]
+
+    assert worktree.start is not None
+    assert {state.tree for state in states}.isdisjoint({worktree.start.tree})
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 async def test_work_comes_back_to_the_parent_and_to_any_clone_with_the_base(tmp_path: Path) -> None:
     """Twice is harmless; a repository without the base is told so and stays as it is."""
     repo = Repo(tmp_path / "repo")
