@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from nexofork import AnthropicProvider, DefaultForkSubagent
 from nexofork.simulator import Simulator, SimulatorConfig, ThreadedSimulator, simulator_thread
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "breaks_prefix(reason): the test's forks give up their parent's prefix on purpose"
     )
+    # How long an example takes says nothing on a busy machine.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
     config.addinivalue_line("markers", "alone: compares times or traffic, so it runs while nothing else does")
     for name, what in _LONG.items():
         how = f"run with `-m {name}` or NEXOFORK_{name.upper()}=1"

@@ -44,6 +44,8 @@ class Leaving:
         self._workbench = workbench
         self._instance = instance
         self._told: set[str] = set()
+        self._busy_at: dict[str, int] = {}
+        """At which delivery of a run a daemon without a free slot was last seen."""
 
     async def is_read_by_others(self, version: int, *, attempt: int) -> bool:
         """Whether to leave a request of a later version to a daemon that says it reads it.
@@ -81,10 +83,13 @@ class Leaving:
         if problem is None or problem.lasting:
             return problem.reason if problem else None
         others = await self._peers.others(self._instance)
-        # One with a free slot has had it by then; one without may be able to.
-        busy = any(peer.running >= peer.slots > 0 for peer in others)
-        rounds = _MOST_LEFT if busy else min(_ROUNDS * len(others), _MOST_LEFT)
-        return problem.reason if delivery.attempt <= rounds else None
+        # One with a free slot has had it by then; one without may be able to, and needs its turns once it has a slot.
+        if any(peer.running >= peer.slots > 0 for peer in others):
+            if len(self._busy_at) >= _REMEMBERED:
+                self._busy_at.clear()
+            self._busy_at[delivery.run_id] = delivery.attempt
+        rounds = self._busy_at.get(delivery.run_id, 0) + _ROUNDS * len(others)
+        return problem.reason if delivery.attempt <= min(rounds, _MOST_LEFT) else None
 
     async def leave(self, delivery: Delivery, reason: str) -> None:
         """Give a request back: the first time at once and with a line in the log, later for a while.

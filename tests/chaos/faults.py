@@ -195,7 +195,9 @@ class Faults:
     async def _deafen(self, daemon: Daemon, fault: Planned) -> str:
         """Let the provider ask for a pause, and take NATS away until after it: another daemon ends the runs by then."""
         lasts_s = _DEAF_LEASES * LEASE_S
-        refusals = ProviderFault(kind="status", status=429, retry_after_s=round(lasts_s - 1), left=4, daemon=daemon.name)
+        refusals = ProviderFault(
+            kind="status", status=429, retry_after_s=round(lasts_s - 1), left=4, daemon=daemon.name
+        )
         self.world.gate.faults.append(refusals)
         refused = await _felt(lambda: refusals.hits)
         give_up = time.time() + _ANNOUNCED_S

@@ -16,7 +16,7 @@ import pytest
 from nexofork import ForkParams
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
-from nexofork.bus.reading import last_direct, read_subject
+from nexofork.bus.reading import last_direct, last_of, read_subject
 from nexofork.bus.run_log import RunLog
 from nexofork.client.fleet import FleetSettings, connect
 from nexofork.wire import messages as wire
@@ -125,6 +125,8 @@ class Fleet:
     """By role, where the server has accounts."""
     processes: list[Process] = field(default_factory=list)
     captured: CacheSafeParams | None = None
+    first_seq: int = 1
+    """Where the log of the pool began for this fleet; earlier ones may have used the pool too."""
     forged: bool = False
     """Set by a test that writes on logs itself, so that they need not be what daemons and parents write."""
 
@@ -296,7 +298,8 @@ class Fleet:
             histories.setdefault(run_id, []).append(
                 Logged.read(seq=stored.seq, subject=stored.subject, data=stored.data, headers=stored.headers)
             )
-        broken = {run_id: found for run_id, history in histories.items() if (found := check_history(history))}
+        ours = {run_id: history for run_id, history in histories.items() if history[0].seq >= self.first_seq}
+        broken = {run_id: found for run_id, history in ours.items() if (found := check_history(history))}
         assert not broken, broken
 
 
@@ -318,6 +321,7 @@ async def open_fleet(
     async with connected(urls[0], seed=roles.get("daemon")) as bus, Parent(sim.url) as agent:
         if not roles:
             await provision(bus, pool=pool, lease_s=lease_s, max_bytes=max_bytes)
+        tip = await last_of(bus, log_stream(pool), f"agent.{pool}.*.*")
         fleet = Fleet(
             urls=urls,
             pool=pool,
@@ -328,6 +332,7 @@ async def open_fleet(
             agent=agent,
             lease_s=lease_s,
             seeds=roles,
+            first_seq=tip.seq + 1 if tip else 1,
         )
         try:
             yield fleet

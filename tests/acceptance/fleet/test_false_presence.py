@@ -103,13 +103,13 @@ async def test_a_daemon_that_does_not_exist_keeps_no_fork_waiting(
 async def test_a_fork_waits_for_a_daemon_that_is_busy(guarded: Fleet, rogue: Bus) -> None:
     """The log of the run that it has under way tells so, for as long as that takes."""
     await guarded.daemon(slots=1)
-    async with guarded.connect(queue_limit_s=0.5) as forks:
+    async with guarded.connect(queue_limit_s=2.0) as forks:
         running = await forks.fork(await guarded.params(says("cedar", HELD)))
         await guarded.sim.begun(2)
         await guarded.until_present(lambda there: there.running == 1)
         waiting = await forks.fork(await guarded.params(says("elm", DONE)))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2.5):
+            async with asyncio.timeout(6):
                 await waiting.result()
         guarded.sim.release("held")
         results = [await running.result(), await waiting.result()]

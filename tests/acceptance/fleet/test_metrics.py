@@ -14,10 +14,10 @@ import yaml
 from nexofork import PermissionAnswer, Permissions
 from nexofork.bus.ledger import read_ledger
 from nexofork.economics.ledger import distinct, price_calls, total
-from nexofork.wire import messages as wire
 from tests.support.conversation import MODEL, call, says
+from tests.support.fleet import asked
 from tests.support.scraping import scrape
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,13 +67,13 @@ async def lived_through(fleet: Fleet) -> int:
     async with fleet.connect() as forks:
         turns = ({"tools": [call(command="true")]}, {"text": DONE, "hold": "never"})
         handle = await forks.fork(await fleet.params(says("apple", *turns)))
-        await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.CallStarted) and report.turn > 1)
+        await eventually(lambda: asked(fleet.sim, "apple") == [1, 2])
         await doomed.kill()
         heir = await fleet.daemon("heir", health_port=0)
         other = await forks.fork(await fleet.params(says("pear", {"tools": [call(command="true")]}, DONE)))
         await other.result()
         await refused(fleet, forks)
-        await fleet.until_logged(handle.run_id, lambda report: isinstance(report, wire.Claimed) and report.epoch == 2)
+        await eventually(lambda: asked(fleet.sim, "apple") == [1, 2, 2])
         await handle.abort("enough")
         await handle.result()
     port = await port_of(heir)
