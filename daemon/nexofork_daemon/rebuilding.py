@@ -198,8 +198,12 @@ def _budgeted(entries: Sequence[Entry]) -> tuple[BudgetedCall, ...]:
 
 
 def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
-    """Return every announced call; a reply on the log belongs to the attempt that its retries say."""
+    """Return every announced call; a reply on the log belongs to the attempt that its retries say.
+
+    A daemon that handed the run over has booked its own calls before, and knows which of them it did not send.
+    """
     daemons: dict[int, str] = {}
+    booked: set[int] = set()
     replies: dict[tuple[int, int, int], Turn | Compacted] = {}
     announced: list[CallStarted] = []
     warm: dict[int, int] = {}
@@ -214,6 +218,8 @@ def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
                 daemons[claimed.epoch] = claimed.daemon.name
             case Turn() | Compacted() as reply:
                 replies[reply.epoch, *answered_call(reply)] = reply
+            case HandedOver() as given:
+                booked.add(given.epoch)
             case _:
                 pass
     return tuple(
@@ -223,6 +229,7 @@ def _left_calls(entries: Sequence[Entry]) -> tuple[LeftCall, ...]:
             facts=_left(started, replies.get((started.epoch, started.turn, started.attempt)), warm),
         )
         for started in announced
+        if started.epoch not in booked
     )
 
 

@@ -13,7 +13,7 @@ from nexofork import ForkStatus
 from nexofork.bus.ledger import check_ledger, read_bookings, read_ledger
 from nexofork.economics.ledger import distinct, price_calls, total
 from nexofork.wire import messages as wire
-from tests.support.conversation import call, says
+from tests.support.conversation import MODEL, call, says
 from tests.support.fleet import finals
 
 if TYPE_CHECKING:
@@ -180,3 +180,21 @@ async def test_a_run_that_is_handed_over_books_on_both_daemons(fleet: Fleet) -> 
     ]
     assert found[0].billed is not None
     assert [one.message_id for one in found] == [record.message_id for record in fleet.sim.log[1:]]
+
+
+async def test_a_call_that_was_not_sent_before_a_hand_over_is_not_booked(fleet: Fleet) -> None:
+    """A daemon that hands over has booked what it sent; the next one adds nothing for what was only announced."""
+    async with fleet.connect() as forks:
+        handle = await forks.fork(await fleet.params(says("early", DONE)))
+        log = fleet.log(handle.run_id)
+        tip = await log.tip()
+        assert tip is not None
+        claim = wire.Claimed(epoch=1, daemon=wire.Daemon(instance="leaving", name="leaving"))
+        seq = await log.append(claim, after=tip.seq)
+        seq = await log.append(wire.CallStarted(epoch=1, turn=1, attempt=1, model=MODEL), after=seq)
+        await log.append(wire.HandedOver(epoch=1), after=seq)
+        await fleet.daemon()
+        assert (await handle.result()).ok
+
+    found = distinct(one for one in await read_ledger(fleet.bus) if one.run_id == handle.run_id)
+    assert [(one.epoch, one.outcome) for one in found] == [(2, "confirmed")]
