@@ -78,7 +78,7 @@ class Work:
 
     world: World
     random: random.Random
-    outstanding: int = 20
+    outstanding: int = 10
     """How many runs are open at once."""
     kinds: dict[str, float] = field(default_factory=lambda: dict(_KINDS))
     """What runs do, each with its weight."""
