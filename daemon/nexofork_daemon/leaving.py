@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _FIRST_S, _LONGEST_S = 1.0, 5.0
 _ROUNDS = 3
 """How often each other daemon may have been offered a run before it is refused."""
+_ROUNDS_AFTER_FULL = 12
+"""The same, once a daemon without a free slot was seen: when it has one, chance decides who is offered the run."""
 _REMEMBERED = 10_000
 _MOST_LEFT = 360
 """Deliveries, five seconds apart."""
@@ -44,7 +46,7 @@ class Leaving:
         self._workbench = workbench
         self._instance = instance
         self._told: set[str] = set()
-        self._busy_at: dict[str, int] = {}
+        self._full_at: dict[str, int] = {}
         """At which delivery of a run a daemon without a free slot was last seen."""
 
     async def is_read_by_others(self, version: int, *, attempt: int) -> bool:
@@ -85,10 +87,11 @@ class Leaving:
         others = await self._peers.others(self._instance)
         # One with a free slot has had it by then; one without may be able to, and needs its turns once it has a slot.
         if any(peer.running >= peer.slots > 0 for peer in others):
-            if len(self._busy_at) >= _REMEMBERED:
-                self._busy_at.clear()
-            self._busy_at[delivery.run_id] = delivery.attempt
-        rounds = self._busy_at.get(delivery.run_id, 0) + _ROUNDS * len(others)
+            if len(self._full_at) >= _REMEMBERED:
+                self._full_at.clear()
+            self._full_at[delivery.run_id] = delivery.attempt
+        full_at = self._full_at.get(delivery.run_id)
+        rounds = _ROUNDS * len(others) if full_at is None else full_at + _ROUNDS_AFTER_FULL * len(others)
         return problem.reason if delivery.attempt <= min(rounds, _MOST_LEFT) else None
 
     async def leave(self, delivery: Delivery, reason: str) -> None:

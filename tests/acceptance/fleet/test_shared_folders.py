@@ -28,7 +28,7 @@ async def worked_in(
 ) -> ForkResult:
     """How a fork ends that runs a command in a folder of the daemon's host."""
     write = says(word, {"tools": [call(command=command)]}, DONE)
-    async with fleet.connect(queue_limit_s=1.5) as forks:
+    async with fleet.connect() as forks:
         params = await fleet.params(write, workspace=PathWorkspace(folder))
         return await (await forks.fork(params)).result()
 

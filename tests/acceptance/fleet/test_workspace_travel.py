@@ -167,7 +167,7 @@ async def test_a_path_is_worked_in_where_it_is_and_only_there(fleet: Fleet) -> N
     await fleet.daemon(shared_dirs=[str(fleet.folder)])
     folder = fleet.folder / "shared"
     folder.mkdir()
-    async with fleet.connect(queue_limit_s=1.5) as forks:
+    async with fleet.connect(queue_limit_s=4.0) as forks:
         touch = says("hazel", {"tools": [call(command="echo x > here.txt")]}, DONE)
         params = await fleet.params(touch, workspace=PathWorkspace(folder))
         result = await (await forks.fork(params)).result()
