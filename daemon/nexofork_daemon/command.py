@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-
 log = logging.getLogger(__name__)
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)

@@ -112,7 +112,7 @@ async def store_once(
             try:
                 await store(bus, subject, data)
             except AlreadyStored:
-                # A replica that is behind may answer, so not finding it is no answer.
+                # The answer may come from a replica that does not have it yet: look again.
                 if (found := await tries.run(lambda: last_direct(bus, stream, subject))) is not None:
                     return found
                 tries.note(BusError(f"{subject!r} is taken, and what it holds cannot be read.", retryable=True))

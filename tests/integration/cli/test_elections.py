@@ -81,7 +81,7 @@ async def started(world: World, *arguments: str) -> AsyncIterator[Started]:
 
 
 async def ready(daemon: Started) -> tuple[int, str]:
-    """What the daemon answers to whoever asks whether it takes work."""
+    """What the readiness page of the daemon says."""
     port = int(daemon.err.partition(_HEALTH)[2].split()[0].rstrip('",}'))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
