@@ -1,8 +1,9 @@
 """Book the model calls of a daemon's runs in NATS, many in one message.
 
 Booking neither waits nor fails: calls are queued, and one task writes them. A run waits for its own before it reports
-its end, so the ledger knows of every call of a run that is over. Where the ledger takes nothing, the runs go on: it is
-said once, the newest calls are kept, and writing is tried again now and then.
+its end, so the ledger knows of every call of a run that is over. It also waits while NATS is away or elects a leader.
+Where the ledger takes nothing for longer than that, the runs go on: it is said once, the newest calls are kept, and
+writing is tried again now and then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nexofork.bus.failures import ConnectionLost, NoAnswer, PayloadTooLarge
+from nexofork.bus.failures import PayloadTooLarge, StoreFull
 from nexofork.bus.ledger import append_calls
 from nexofork.engine.ledger import booked
 from nexofork.errors import BusError
@@ -45,9 +46,10 @@ _CLOSING_S = 2.0
 class DaemonLedger:
     """Everything this daemon books."""
 
-    def __init__(self, bus: Bus, daemon: Daemon) -> None:
+    def __init__(self, bus: Bus, daemon: Daemon, *, patience_s: float = _PATIENCE_S) -> None:
         self._bus = bus
         self._daemon = daemon
+        self._patience_s = patience_s
         self._queue: deque[BookedCall] = deque()
         self._booked = 0
         self._most_in_one = _MOST_IN_ONE
@@ -79,10 +81,10 @@ class DaemonLedger:
             return
         self._urgent.set()
         try:
-            async with asyncio.timeout(_PATIENCE_S), self._written:
+            async with asyncio.timeout(self._patience_s), self._written:
                 await self._written.wait_for(lambda: self._done >= number or self._refused)
         except TimeoutError:
-            self._refuse(f"it did not answer within {_PATIENCE_S:g} s")
+            self._refuse(f"it stored nothing within {self._patience_s:g} s")
 
     async def write(self) -> None:
         """Write what is booked, for ever."""
@@ -115,10 +117,6 @@ class DaemonLedger:
         before = self._done
         try:
             await append_calls(self._bus, self._daemon, calls)
-        except (NoAnswer, ConnectionLost) as exc:
-            log.info("the ledger was not written yet: %s", exc)
-            await asyncio.sleep(_RETRY_S)
-            return False
         except PayloadTooLarge as exc:
             self._most_in_one = max(len(calls) // 2, 1)
             if len(calls) > 1:
@@ -129,6 +127,10 @@ class DaemonLedger:
                 self._done += 1
             return True
         except BusError as exc:
+            if exc.retryable and not isinstance(exc, StoreFull):
+                log.info("the ledger was not written yet: %s", exc)
+                await asyncio.sleep(_REFUSED_RETRY_S if self._refused else _RETRY_S)
+                return False
             self._refuse(str(exc))
             async with self._written:
                 self._written.notify_all()

@@ -35,9 +35,9 @@ def a_call(turn: int = 1) -> CallFacts:
 
 
 @asynccontextmanager
-async def writing(bus: Bus) -> AsyncIterator[DaemonLedger]:
+async def writing(bus: Bus, patience_s: float = PATIENCE_S) -> AsyncIterator[DaemonLedger]:
     """A ledger whose writer runs."""
-    ledger = DaemonLedger(bus, Daemon(instance="d1", name="d1"))
+    ledger = DaemonLedger(bus, Daemon(instance="d1", name="d1"), patience_s=patience_s)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(ledger.write())
         yield ledger
@@ -110,13 +110,27 @@ async def test_an_outage_loses_nothing(restartable: RestartableServer) -> None:
         assert {call.turn for call in await read_ledger(bus)} == {1, 2}
 
 
-async def test_no_run_waits_for_a_ledger_that_takes_nothing(
+async def test_a_ledger_without_a_leader_is_waited_for(restartable: RestartableServer) -> None:
+    """A stream that nobody answers for may be there in a moment: whoever waits is told when the call is stored."""
+    async with connected(restartable.url) as bus, writing(bus) as ledger:
+        run = ledger.of_run(CallOwner(run_id="r"))
+        run.book(a_call())
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(run.flush())
+            done, _ = await asyncio.wait([waiting], timeout=0.5)
+            assert not done
+            await provision(bus)
+
+        assert [call.run_id for call in await read_ledger(bus)] == ["r"]
+
+
+async def test_no_run_waits_long_for_a_ledger_that_takes_nothing(
     restartable: RestartableServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a stream it is said once, runs go on, and the calls are there once there is one."""
     async with connected(restartable.url) as bus:
         with caplog.at_level(logging.WARNING, "nexofork_daemon"):
-            async with writing(bus) as ledger, asyncio.timeout(PATIENCE_S):
+            async with writing(bus, patience_s=1.0) as ledger, asyncio.timeout(PATIENCE_S):
                 for number in range(5):
                     run = ledger.of_run(CallOwner(run_id=f"r{number}"))
                     run.book(a_call())
