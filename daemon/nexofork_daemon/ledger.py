@@ -128,7 +128,7 @@ class DaemonLedger:
             return True
         except BusError as exc:
             if exc.retryable and not isinstance(exc, StoreFull):
-                log.info("the ledger was not written yet: %s", exc)
+                log.debug("the ledger was not written yet: %s", exc)
                 await asyncio.sleep(_REFUSED_RETRY_S if self._refused else _RETRY_S)
                 return False
             self._refuse(str(exc))

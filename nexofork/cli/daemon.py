@@ -18,4 +18,5 @@ __all__ = ["daemon"]
 def daemon(arguments: tuple[str, ...]) -> None:
     """Run forks on this host."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "nexofork_daemon", *arguments])
+    # -P: what lies in the folder it is started in is not imported.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "nexofork_daemon", *arguments])

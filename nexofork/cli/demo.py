@@ -171,7 +171,7 @@ async def _daemon(name: str, nats_url: str, endpoint: _Endpoint, options: Sequen
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         # This host's own settings are for a daemon of its own.
-        *("-m", "nexofork_daemon", "--config", os.devnull, "--nats", nats_url, "--slots", "8", *options),
+        *("-P", "-m", "nexofork_daemon", "--config", os.devnull, "--nats", nats_url, "--slots", "8", *options),
         env={**os.environ, **{key: value for key, value in settings.items() if value}},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

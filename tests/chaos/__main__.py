@@ -25,6 +25,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -57,6 +58,7 @@ _SETTLE_S = 180.0
 _LOOK_EVERY_S = 0.25
 _STALL_S = 0.6
 _HERDS = 3
+_HERD_DELAY_S = 0.05
 _SHOWN = 50
 _SOAK_STEP = 2000
 _IDLE_S = 3.0
@@ -102,8 +104,7 @@ async def chaos(
         without |= set() if world.can_jump else {"clock_jump"}
         planned = schedule(seed, minutes=minutes, daemons=_DAEMONS, servers=servers, without=frozenset(without))
         faults, sampler = Faults(world=world, work=work), Sampler(world, work)
-        for _ in range(_HERDS):
-            await work.herd()
+        await _herds(world, work)
         began, until = time.time(), time.time() + minutes * 60
         async with asyncio.TaskGroup() as tasks:
             looking = [tasks.create_task(_look(sampler)), tasks.create_task(_feel(sampler))]
@@ -143,6 +144,21 @@ async def chaos(
         return Outcome(violations=violations, figures=figures)
     finally:
         await world.close()
+
+
+async def _herds(world: World, work: Work) -> None:
+    """Let one daemon have many runs that time out together; no fault excuses one that is late or lost."""
+    others = world.daemons[1:]
+    for daemon in others:
+        daemon.signal(signal.SIGTERM)
+        await daemon.gone()
+    world.daemons[0].wires.become("delay", delay_s=_HERD_DELAY_S)
+    for _ in range(_HERDS):
+        await work.herd()
+    world.daemons[0].wires.become("pass")
+    for daemon in others:
+        daemon.start()
+        await world.until_ready(daemon)
 
 
 async def soak(folder: Path, *, forks: int) -> Outcome:

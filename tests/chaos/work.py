@@ -48,7 +48,7 @@ _FAMILY = 4
 _BURST = 8
 """How many runs with a timeout begin together."""
 _HERD = 30
-_HERD_TIMEOUT_S = 1.5
+_HERD_TIMEOUTS_S = (1.0, 2.0)
 _UNREACHED = 3
 """How a command exits that finds no NATS server."""
 _RETRY_S = 0.1
@@ -123,7 +123,7 @@ class Work:
 
     async def herd(self) -> None:
         """Ask for many runs that time out together, and wait for their ends; without a fault each needs one daemon."""
-        runs = [self._new("timeout", _HERD_TIMEOUT_S) for _ in range(_HERD)]
+        runs = [self._new("timeout", round(self.random.uniform(*_HERD_TIMEOUTS_S), 2)) for _ in range(_HERD)]
         async with asyncio.TaskGroup() as tasks:
             for run in runs:
                 tasks.create_task(self._published(run, self._requested(run)))
@@ -165,7 +165,7 @@ class Work:
             case "timeout":
                 request["timeout_s"] = run.timeout_s
                 # Short turns without end, so that many timeouts fire while something is being written.
-                turns = [{"tools": [{"name": "Bash", "input": {"command": "true"}}]} for _ in range(60)]
+                turns = [{"tools": [{"name": "FileRead", "input": {"file_path": "/none"}}]} for _ in range(100)]
             case "effects":
                 run.steps = self.random.randint(1, 4)
                 turns = [_effect(run, step, self.random.choice((0, 0, 0.3, 1.5))) for step in range(1, run.steps + 1)]
@@ -173,7 +173,7 @@ class Work:
                 run.steps, run.allowed = 1, self.random.random() < 0.7
                 turns = [_effect(run, 1, 0)]
                 request["permissions"] = {"mode": "bubble", "deadline_s": 30}
-        if run.steps or run.kind == "timeout":
+        if run.steps:
             request["workspace"] = {"kind": "path", "path": str(self.world.effects)}
         needs = [name for name in ("permissions", "workspace") if name in request]
         request |= {"v": 2, "needs": needs} if needs else {}
@@ -371,7 +371,7 @@ def _effect(run: Asked, step: int, pause_s: float) -> dict[str, Any]:
 
 
 def _request() -> dict[str, Any]:
-    tools = [{"name": "Bash", "input_schema": {"type": "object"}}]
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("Bash", "FileRead")]
     history = "A long story. " * 450
     return {
         "model": "claude-opus-4-8",

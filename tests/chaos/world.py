@@ -70,6 +70,7 @@ class Program:
                 stdout=out,
                 stderr=err,
                 env={**environment, **self.environment},
+                cwd=self.folder,  # in a checkout, Python would import that one in place of the product under test
                 start_new_session=True,
             )
 

@@ -211,3 +211,14 @@ def test_a_broken_price_file_is_told_with_one_remedy(world: World, tmp_path: Pat
 
     assert str(prices) in found["said"]
     assert f"{found['said']}. {found['fix']}".count("Correct the file") == 1
+
+
+def test_a_daemon_imports_nothing_from_the_folder_it_is_started_in(world: World, tmp_path: Path) -> None:
+    """A checkout, or a folder that somebody else can write to, does not become part of the program."""
+    for name in ("nexofork_daemon", "nexofork", "click"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the folder')")
+
+    shown = world.run("daemon", "--help", cwd=tmp_path)
+
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "--slots" in shown.stdout
