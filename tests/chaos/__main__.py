@@ -127,7 +127,7 @@ async def chaos(
         )
         violations = [*judge.violations(), *(sampler.found if judged_by_time else ()), *left]
         if violations:
-            _keep(folder, judge)
+            _keep(folder, judge, violations)
         late = [late_s for late_s, _ in sampler.late.values()]
         figures = {
             "runs": len(work.asked),
@@ -197,8 +197,9 @@ async def _use(world: World) -> dict[str, int]:
     return dict(found)
 
 
-def _keep(folder: Path, judge: Judge) -> None:
+def _keep(folder: Path, judge: Judge, violations: list[str]) -> None:
     """Write down what was judged."""
+    (folder / "violations.txt").write_text("".join(f"{violation}\n" for violation in violations))
     with open(folder / "histories.jsonl", "w") as out:
         for history in judge.histories.values():
             for message, at in history.messages:
