@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nexofork.bus.failures import PayloadTooLarge, RunAborted
 from nexofork.engine.abort import AbortReason
 from nexofork.engine.mailbox import Letter
+from nexofork.engine.result import ForkStatus
 from nexofork.errors import BusError
 from nexofork.wire.messages import (
     CallStarted,
     Compacted,
     Delivered,
+    Final,
     ToolFinished,
     ToolStarted,
     Turn,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from nexofork.engine.cache_check import CacheCheck
     from nexofork.engine.dispatch import ToolCall
     from nexofork.engine.journal import Compaction, OutgoingCall
-    from nexofork.wire.messages import Report
+    from nexofork.wire.messages import AbortEvent, Report
 
 __all__ = ["LogJournal", "SideEffectsOnly"]
 
@@ -60,6 +62,8 @@ class LogJournal:
         self.epoch = epoch
         self.seq = seq
         """Sequence of the newest entry this writer knows of."""
+        self._abort: AbortEvent | None = None
+        """What refused an append. Its writer may have been cancelled before it could tell."""
         self.turn = 0
         """The newest turn this writer recorded, or went on from."""
         self.confirmed_at = time.monotonic()
@@ -183,10 +187,12 @@ class LogJournal:
         """Append a report behind the newest entry.
 
         Raises:
-            RunAborted: The parent aborted first; `seq` then stands at the abort.
+            RunAborted: The parent aborted first; `seq` then stands at the abort. No other end is written after it.
             BusError: The run is lost, or NATS was not reached in time.
         """
         async with self._lock:
+            if self._abort is not None and isinstance(report, Final) and report.status != ForkStatus.ABORTED:
+                raise RunAborted(self._abort, self.seq)
             await _to_its_end(self._append(report))
 
     async def _append(self, report: Report) -> None:
@@ -194,7 +200,7 @@ class LogJournal:
         try:
             self.seq = await self._log.append(report, after=self.seq)
         except RunAborted as exc:
-            self.seq = exc.seq
+            self.seq, self._abort = exc.seq, exc.event
             raise
         self.confirmed_at = max(self.confirmed_at, asked_at)
 

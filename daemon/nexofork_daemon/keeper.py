@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from nexofork.bus.pickup import RENEWALS
 from nexofork.bus.reading import last_of, last_of_many
 from nexofork.engine.abort import AbortReason
 from nexofork.errors import BadMessage, BusError
@@ -49,7 +50,7 @@ class Leases:
     def __init__(self, bus: Bus, *, pool: str, lease_s: float) -> None:
         self._bus = bus
         self._pool = pool
-        self._every_s = lease_s / 3
+        self._every_s = lease_s / RENEWALS
         self._held: dict[str, Keeper] = {}
 
     @contextmanager
@@ -124,14 +125,17 @@ class Keeper:
         renewed_at = time.monotonic()
         wake = asyncio.Event()
         remove = self._host.bus.on_reconnect(wake.set)
+        # Over a slow link, reading the log and claiming the run may have taken most of the lease.
+        pause_s = self._delivery().due_s
         try:
             while True:
                 try:
-                    async with asyncio.timeout(lease_s / 3):
+                    async with asyncio.timeout(pause_s):
                         await wake.wait()
                 except TimeoutError:
                     pass
                 wake.clear()
+                pause_s = lease_s / RENEWALS
                 gap = time.monotonic() - renewed_at
                 if await self._renewed():
                     renewed_at = time.monotonic()

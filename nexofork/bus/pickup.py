@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus, Msg
 
-__all__ = ["Delivery", "Pickup", "QueueState", "queue_depth", "queue_state"]
+__all__ = ["RENEWALS", "Delivery", "Pickup", "QueueState", "queue_depth", "queue_state"]
 
 log = logging.getLogger(__name__)
 
+RENEWALS = 3
+"""How often a lease is renewed while it lasts."""
 _MAX_BATCH = 256
 _LONGEST_PULL_S = 60.0
 """The longest that the consumer allows."""
@@ -88,6 +90,12 @@ class Delivery:
     def lapsed(self) -> bool:
         """Whether the server may have offered the request to another daemon."""
         return asyncio.get_running_loop().time() - self._renewed_at > self._lease_s
+
+    @property
+    def due_s(self) -> float:
+        """How long the next renewal can wait, so that two may fail before the lease is over."""
+        passed_s = asyncio.get_running_loop().time() - self._renewed_at
+        return max(0.0, self._lease_s / RENEWALS - passed_s)
 
     async def renew(self) -> bool:
         """Extend the lease; False when the server did not confirm it.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
+from tests.chaos.faults import DELAY_S
 from tests.chaos.work import POOL
 from tests.chaos.world import LEASE_S
 from tests.support.run_model import Logged, RunModel
@@ -37,6 +38,7 @@ _SEEN_S = 0.25
 """How much later than it was sent a call may be seen."""
 _ABORT_S = 0.05
 """The bar from a stored abort to the closed socket of the call."""
+_MESSAGES_OF_ABORT = 3
 _PAGE = 500
 
 
@@ -398,7 +400,7 @@ class Judge:
             for _, at in self.histories.get(run_id, History(run_id=run_id)).of("abort"):
                 for call in by_run.get(run_id, []):
                     if call.received_at < at < (call.ended_at or at) and self._connected(call.daemon, at):
-                        aborts.append(call.ended_at - at)
+                        aborts.append(call.ended_at - at - self._on_the_wire(call.daemon, at))
         self.figures["take-over after kill -9, in leases"] = spread([took / LEASE_S for took in overs])
         self.figures["abort stored to socket closed, in ms"] = spread([took * 1000 for took in aborts])
         self.figures["timeout late, in ms"] = spread([late * 1000 for late in self.timeouts])
@@ -428,6 +430,13 @@ class Judge:
         if "nats" in faulted or len(faulted - {name}) >= len(self.world.daemons) - 1:
             return []
         return [after[0] - at] if after else []
+
+    def _on_the_wire(self, daemon: str, at: float) -> float:
+        """How long a fault held up an abort: the news of it, the daemon's look at the log, and the answer."""
+        slow = any(
+            one.kind == "delay" and one.target == daemon and one.began <= at <= one.ended + 1 for one in self.happened
+        )
+        return _MESSAGES_OF_ABORT * DELAY_S if slow else 0.0
 
     def _connected(self, daemon: str, at: float) -> bool:
         near = [one for one in self.happened if one.target in (daemon, "nats") and one.parts]

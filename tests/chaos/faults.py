@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.chaos.work import Work
     from tests.chaos.world import Daemon, World
 
-__all__ = ["KINDS", "Faults", "Happened", "Planned", "schedule"]
+__all__ = ["DELAY_S", "KINDS", "Faults", "Happened", "Planned", "schedule"]
 
 _DAEMON = {
     **{"kill": 7, "stop": 9, "term": 3, "cut": 5, "half_open": 8, "delay": 10, "full_disk": 2, "clock_jump": 2},
@@ -44,7 +44,7 @@ _PARTING = frozenset({"kill", "stop", "term", "cut", "half_open", "deaf_in_pause
 _FELT_S = 20.0
 """How long a fault may wait until it is felt."""
 _SPENT_BLOCKS = 256
-_DELAY_S = 0.12
+DELAY_S = 0.12
 _DEAF_LEASES = 2.5
 _ANNOUNCED_S = 1.0
 """How long a daemon that announces a repeated call before its pause may take for it."""
@@ -178,7 +178,7 @@ class Faults:
                 mode: Mode = fault.kind
                 if mode == "delay":
                     self.work.wanted.append("timeout")  # so that some fire while a report is under way
-                daemon.wires.become(mode, delay_s=_DELAY_S)
+                daemon.wires.become(mode, delay_s=DELAY_S)
                 await asyncio.sleep(fault.lasts_s)
                 hits = await _felt(lambda: daemon.wires.hits)
                 daemon.wires.become("pass")

@@ -107,3 +107,28 @@ async def test_a_timeout_during_an_append_ends_the_run_once_and_by_its_own_name(
         assert (result.status, result.attempts, result.error) == (ForkStatus.TIMED_OUT, 1, "no end within 1.5 s")
         [final] = finals(await fleet.reports(handle.run_id))
         assert final.epoch == 1
+
+
+async def test_a_timeout_does_not_hide_an_abort_that_refused_the_append_before_it(
+    nats_server: EmbeddedServer, sim: Simulator, nursery: Nursery, tmp_path: Path
+) -> None:
+    """The daemon learns of the refusal after the time is up. The log has the abort, and the end says so."""
+    async with (
+        Proxy(nats_server.url) as wire_to_nats,
+        open_fleet((nats_server.url,), sim=sim, nursery=nursery, folder=tmp_path) as fleet,
+    ):
+        fleet.urls = (wire_to_nats.url,)
+        await fleet.daemon(lease_s=60.0)
+        fleet.urls = (nats_server.url,)
+        async with fleet.connect() as forks:
+            handle = await forks.fork(await fleet.params(says("lemon", {"text": DONE, "hold": "answer"}), timeout=3.0))
+            await sim.received(2)
+            wire_to_nats.hold_answers()
+            await handle.abort("changed my mind")
+            sim.release("answer")
+            released = time.monotonic()
+            await eventually(lambda: time.monotonic() > released + 3)  # the claim came before, so the time is up
+            wire_to_nats.release_answers()
+            result = await handle.result()
+
+        assert (result.status, result.error) == (ForkStatus.ABORTED, "changed my mind")

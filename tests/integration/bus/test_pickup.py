@@ -454,3 +454,16 @@ async def test_what_lapsed_is_not_given_back(pool_bus: Bus, pool: str) -> None:
             await eventually(lambda: len(heir.seen) == 2)
 
     assert [one.run_id for one in heir.seen] == ["r1", "r2"]
+
+
+async def test_a_renewal_is_due_a_third_of_the_lease_after_the_pull(pool_bus: Bus, pool: str) -> None:
+    """The lease counts from the delivery, so what a daemon did since, over a slow link, counts too."""
+    await ask(pool_bus, pool, "r1")
+    async with Worker(pool_bus, pool).running() as worker:
+        await eventually(lambda: worker.seen)
+        assert LONG_LEASE_S / 3 - PATIENCE_S < worker.held[0].due_s < LONG_LEASE_S / 3
+
+    await ask(pool_bus, pool, "r2")
+    async with Worker(pool_bus, pool, lease_s=1.0).running() as worker:
+        await eventually(lambda: worker.seen)
+        await eventually(lambda: worker.seen[0].due_s == 0)
