@@ -33,14 +33,13 @@ from nexofork.engine.sandbox.opening import open_sandbox, shared_folders
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.mcp_config import read_mcp_config
 from nexofork.providers.anthropic import AnthropicProvider
-from nexofork_daemon.dials import Dials
 from nexofork_daemon.health import Health, open_health
 from nexofork_daemon.logs import start_logging
-from nexofork_daemon.notify import Watch
-from nexofork_daemon.reloading import Reloader
-from nexofork_daemon.routing import open_routing
+from nexofork_daemon.run_environment import Environments, open_tool_sources
 from nexofork_daemon.service import run_daemon
 from nexofork_daemon.settings import (
+    LiveSettings,
+    Reloader,
     daemon_settings,
     forget_provider_key,
     hide_environment,
@@ -48,7 +47,7 @@ from nexofork_daemon.settings import (
     supervisor,
 )
 from nexofork_daemon.state_folder import StateFolder
-from nexofork_daemon.workbench import Workbench
+from nexofork_daemon.systemd import Watch
 from nexofork_daemon.workspaces import Workspaces
 
 if TYPE_CHECKING:
@@ -102,9 +101,9 @@ async def _daemon(read: Settings) -> int:
     servers = read_mcp_config(read["tools.mcp_config"]) if read["tools.mcp_config"] else []
     current_prices()  # a price file that cannot be used is named now, not in the middle of a run
     stop, hurry, watch = asyncio.Event(), asyncio.Event(), Watch(supervisor())
-    dials = Dials(slots=settings.slots, drain_s=settings.drain_s)
+    live = LiveSettings(slots=settings.slots, drain_s=settings.drain_s)
     started = _stop_on_signals(stop, hurry)
-    reloader = Reloader(read, read=lambda: _read_again(read), dials=dials, watch=watch)
+    reloader = Reloader(read, read=lambda: _read_again(read), live=live, watch=watch)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
     try:
         async with (
@@ -112,16 +111,16 @@ async def _daemon(read: Settings) -> int:
             _opened_sandbox(settings) as sandbox,
             open_bus(_bus_settings(read), told=lambda what: _waiting(what, health, watch)) as bus,
             AnthropicProvider.from_env(base_url=read["provider.base_url"], api_key=key.value) as provider,
-            open_routing(settings, servers) as routing,
+            open_tool_sources(settings, servers) as tool_sources,
         ):
             forget_provider_key()
             await run_daemon(
                 settings,
                 bus=bus,
                 provider=provider,
-                workbench=Workbench(
+                environments=Environments(
                     BuiltinTools,
-                    routing,
+                    tool_sources,
                     sandbox=sandbox,
                     workspaces=Workspaces(
                         StateFolder(settings.state_dir, settings.disk), shared_folders(settings.sandboxing)
@@ -130,7 +129,7 @@ async def _daemon(read: Settings) -> int:
                 stop=stop,
                 ready=lambda: _ready(health, bus, watch, started),
                 hurry=hurry,
-                dials=dials,
+                live=live,
                 watch=watch,
             )
     except asyncio.CancelledError:

@@ -34,14 +34,13 @@ from nexofork.wire.messages import (
 )
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import events, reports, run_filter
-from nexofork_daemon.beginning import Beginning
-from nexofork_daemon.first_call import first_call
-from nexofork_daemon.inboxes import InboxMail
-from nexofork_daemon.journal import LogJournal
-from nexofork_daemon.keeper import Keeper, read_event
+from nexofork_daemon.budgets import RunBudget
+from nexofork_daemon.inbox import InboxMail
+from nexofork_daemon.lease import Lease, read_event
 from nexofork_daemon.logs import add_facts
-from nexofork_daemon.purses import RunBudget
-from nexofork_daemon.rebuilding import LeftCall, Rebuilt, rebuild
+from nexofork_daemon.run_setup import RunSetup, first_call
+from nexofork_daemon.run_state import LeftCall, RunState, rebuild
+from nexofork_daemon.run_writer import RunWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +113,7 @@ class Execution:
         except BadMessage as exc:
             newer = exc.version if isinstance(exc, NewerMessage) else None
             attempt = self._delivery.attempt
-            if newer is not None and await self._host.leaving.is_read_by_others(newer, attempt=attempt):
+            if newer is not None and await self._host.placement.is_read_by_others(newer, attempt=attempt):
                 await self._leave(f"a later version reads it: {exc.problem}")
             else:
                 await self._refuse_poison(exc)
@@ -205,13 +204,13 @@ class Execution:
         return any(isinstance(entry.message, (Requested, Final)) for entry in await self._log.entries())
 
     async def _claim_and_run(self, request: Requested) -> None:
-        reason = await self._host.leaving.reason(request, attempt=self._delivery.attempt)
+        reason = await self._host.placement.reason(request, attempt=self._delivery.attempt)
         # What is over, or has to be ended, is anybody's.
         if reason is not None and not await self._is_ended():
             await self._leave(reason)
             return
         subscription = await self._host.bus.subscribe(events(self.run_id, self._host.settings.pool), self._hinted)
-        deaf = self._host.inboxes.listen(self.run_id, self._posted)
+        unsubscribe = self._host.inboxes.listen(self.run_id, self._posted)
         try:
             # The server takes subscription and claim in the order they are sent, so no abort falls between them.
             state = await self._state()
@@ -219,11 +218,11 @@ class Execution:
                 # Over, or asked for twice: the other request's delivery is the lease.
                 await self._delivery.ack()
                 return
-            unfit = None if state.abort else await self._host.leaving.unfit(request, state, self._delivery)
+            unfit = None if state.abort else await self._host.placement.unfit(request, state, self._delivery)
             if unfit is not None:
                 await self._leave(unfit)
                 return
-            self._budget = self._host.purses.of_run(request, self.run_id, state)
+            self._budget = self._host.budgets.of_run(request, self.run_id, state)
             self._ledger = self._opened(request, state)
             self._mail = await self._mailbox(state)
             journal = await self._claimed(request, state)
@@ -232,15 +231,15 @@ class Execution:
             if state.epoch:
                 # Until our claim stood there, a daemon that was slow and not dead could still write.
                 known, state = state.calls, replace(await self._state(), epoch=state.epoch)
-                self._budget = self._host.purses.of_run(request, self.run_id, state)
+                self._budget = self._host.budgets.of_run(request, self.run_id, state)
                 self._ledger = self._opened(request, state, known=known)
                 self._mail = await self._mailbox(state)
             await self._owned(request, state, journal)
         finally:
-            deaf()
+            unsubscribe()
             await subscription.unsubscribe()
 
-    def _opened(self, request: Requested, state: Rebuilt, known: tuple[LeftCall, ...] = ()) -> RunLedger:
+    def _opened(self, request: Requested, state: RunState, known: tuple[LeftCall, ...] = ()) -> RunLedger:
         """Return where this epoch books its calls, behind those that earlier daemons may not have lived to book.
 
         Booking a call again is harmless: the entry that knows most counts.
@@ -259,7 +258,7 @@ class Execution:
             ledger.book(call.facts, epoch=call.epoch, host=call.daemon)
         return ledger
 
-    async def _mailbox(self, state: Rebuilt) -> InboxMail:
+    async def _mailbox(self, state: RunState) -> InboxMail:
         """Return the run's messages that no earlier daemon delivered."""
         return InboxMail(
             self._host.bus,
@@ -277,7 +276,7 @@ class Execution:
 
     async def _leave(self, reason: str) -> None:
         self.left = True
-        await self._host.leaving.leave(self._delivery, reason)
+        await self._host.placement.leave(self._delivery, reason)
 
     async def _is_ended(self) -> bool:
         """Whether the parent aborted the run, or a daemon reported its end."""
@@ -291,10 +290,10 @@ class Execution:
     def _hinted(self, _: object) -> None:
         self._news.set()
 
-    async def _state(self) -> Rebuilt:
+    async def _state(self) -> RunState:
         """Read what was done on this run before; for a fresh one that is two questions with empty answers."""
         if self._delivery.attempt == 1 and await self._is_fresh():
-            state = Rebuilt(tip=self._delivery.seq)
+            state = RunState(tip=self._delivery.seq)
         else:
             state = await rebuild(await self._log.entries(), self._host.blobs)
         if state.abort is None and await self._host.inboxes.may_hold(self.run_id, self._delivery.seq):
@@ -308,7 +307,7 @@ class Execution:
             return False
         return not await last_of_many(bus, log_stream(pool), [events(self.run_id, pool)], before_seq=seq)
 
-    async def _claimed(self, request: Requested, state: Rebuilt) -> LogJournal | None:
+    async def _claimed(self, request: Requested, state: RunState) -> RunWriter | None:
         """Claim the run, or deal with the reason not to."""
         if state.losses >= self._host.settings.epoch_limit:
             await self._give_up(request, state)
@@ -340,11 +339,11 @@ class Execution:
             metrics.waited_in_queue(self._host.clock.now() - self._delivery.stored_at)
         return journal
 
-    def _journal(self, epoch: int, seq: int) -> LogJournal:
+    def _journal(self, epoch: int, seq: int) -> RunWriter:
         lease_s = self._host.settings.lease_s
-        return LogJournal(self._log, self._host.blobs, self.token, epoch=epoch, seq=seq, lease_s=lease_s)
+        return RunWriter(self._log, self._host.blobs, self.token, epoch=epoch, seq=seq, lease_s=lease_s)
 
-    async def _give_up(self, request: Requested, state: Rebuilt) -> None:
+    async def _give_up(self, request: Requested, state: RunState) -> None:
         """End a run that keeps losing its daemons, with what it has reached and cost."""
         lost = ForkRefused(f"{state.losses} daemons were lost while running it; it was not tried again.")
         failed = self._failed(request, lost, ForkStatus.FAILED)
@@ -354,7 +353,7 @@ class Execution:
         journal = self._journal(state.epoch, state.tip)
         await self._finish(journal, result)
 
-    async def _owned(self, request: Requested, state: Rebuilt, journal: LogJournal) -> None:
+    async def _owned(self, request: Requested, state: RunState, journal: RunWriter) -> None:
         """Run the claimed run beside the tasks that keep it ours."""
         if request.skip_transcript and state.side_effects:
             problem = ForkRefused("A run without transcript lost its daemon after a tool had changed something.")
@@ -362,15 +361,13 @@ class Execution:
             return
         failure: BusError | None = None
         async with asyncio.TaskGroup() as tasks:
-            keeper = Keeper(
-                self._host, self._log, journal, self.token, delivery=lambda: self._delivery, news=self._news
-            )
-            journal.confirm = keeper.confirm
-            keeping = [tasks.create_task(keeper.renew()), tasks.create_task(keeper.watch_log())]
+            lease = Lease(self._host, self._log, journal, self.token, delivery=lambda: self._delivery, news=self._news)
+            journal.confirm = lease.confirm
+            keeping = [tasks.create_task(lease.renew()), tasks.create_task(lease.watch_log())]
             if request.on_parent_gone == "abort" and request.parent.heartbeat_s and request.parent.id:
-                keeping.append(tasks.create_task(keeper.watch_parent(request.parent)))
+                keeping.append(tasks.create_task(lease.watch_parent(request.parent)))
             try:
-                with self._host.leases.holding(self.run_id, keeper), self._deadline(request, state):
+                with self._host.leases.holding(self.run_id, lease), self._deadline(request, state):
                     await self._finish(journal, await self._result(request, state, journal))
             except BusError as exc:
                 failure = exc  # raised inside, the group would wrap it
@@ -381,7 +378,7 @@ class Execution:
             raise failure
 
     @contextmanager
-    def _deadline(self, request: Requested, state: Rebuilt) -> Iterator[None]:
+    def _deadline(self, request: Requested, state: RunState) -> Iterator[None]:
         """End the run when its time is up; the time that earlier daemons had counts."""
         if request.timeout_s is None:
             yield
@@ -395,8 +392,8 @@ class Execution:
         finally:
             timer.cancel()
 
-    async def _result(self, request: Requested, state: Rebuilt, journal: LogJournal) -> ForkResult:
-        beginning = Beginning(
+    async def _result(self, request: Requested, state: RunState, journal: RunWriter) -> ForkResult:
+        setup = RunSetup(
             host=self._host,
             delivery=self._delivery,
             request=request,
@@ -410,9 +407,9 @@ class Execution:
         result: ForkResult | None = None
         try:
             async with AsyncExitStack() as at_end:
-                run, bench = await beginning.begin(at_end)
+                run, environment = await setup.set_up(at_end)
                 result = _since_first_claim(await run.run(), state, self._host.clock.now())
-                result = await bench.closed(result)
+                result = await environment.closed(result)
         except RunAborted as exc:
             self.token.abort(AbortReason.PARENT, exc.event.note)
             return result or self._aborted(request)
@@ -433,7 +430,7 @@ class Execution:
                 return self._failed(request, exc, status)
         return result
 
-    async def _finish(self, journal: LogJournal, result: ForkResult) -> None:
+    async def _finish(self, journal: RunWriter, result: ForkResult) -> None:
         """Report how it ended, unless it did not end here."""
         reason = result.abort.reason if result.abort else None
         if reason is AbortReason.LEASE_LOST:
@@ -449,7 +446,7 @@ class Execution:
             result,
             attempts=journal.epoch,
             daemon=self._host.identity.name,
-            sandbox=self._host.workbench.sandbox.name,
+            sandbox=self._host.environments.sandbox.name,
             undelivered=(*result.undelivered, *await self._unread()),
         )
         result = await self._report(journal, result)
@@ -459,7 +456,7 @@ class Execution:
         if result.abort is not None and result.abort.reason is AbortReason.PARENT:
             await self._measure_abort(ended_at)
 
-    async def _report(self, journal: LogJournal, result: ForkResult) -> ForkResult:
+    async def _report(self, journal: RunWriter, result: ForkResult) -> ForkResult:
         """Put the end on the log, and return it as it stands there."""
         try:
             await journal.append(await self._final(result, journal.epoch))
@@ -490,7 +487,7 @@ class Execution:
             log.warning("run %s: its inbox could not be read at the end: %s", self.run_id, exc)
             return []
 
-    async def _hand_over(self, journal: LogJournal, reason: str) -> None:
+    async def _hand_over(self, journal: RunWriter, reason: str) -> None:
         await journal.append(HandedOver(epoch=journal.epoch, at=time.time(), reason=reason))
         await self._delivery.release()
 
@@ -554,7 +551,7 @@ def _ended_by(abort: AbortEvent, result: ForkResult) -> ForkResult:
     return replace(result, status=ForkStatus.ABORTED, end="parent", abort=cause, error=cause.note or None)
 
 
-def _since_first_claim(result: ForkResult, state: Rebuilt, now: float) -> ForkResult:
+def _since_first_claim(result: ForkResult, state: RunState, now: float) -> ForkResult:
     """Return the result with the time that earlier daemons took counted in; `now` is by the server's clock."""
     if not state.begun_at:
         return result

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from nexofork.engine.warmth import Warmth
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Daemon
-    from nexofork_daemon.inboxes import Inboxes
-    from nexofork_daemon.keeper import Leases
-    from nexofork_daemon.leaving import Leaving
+    from nexofork_daemon.budgets import Budgets
+    from nexofork_daemon.inbox import Inboxes
+    from nexofork_daemon.lease import Leases
     from nexofork_daemon.ledger import DaemonLedger
-    from nexofork_daemon.purses import Purses
-    from nexofork_daemon.request import SnapshotShelf
+    from nexofork_daemon.placement import Placement
+    from nexofork_daemon.run_environment import Environments
+    from nexofork_daemon.run_setup import Snapshots
     from nexofork_daemon.settings import DaemonSettings
-    from nexofork_daemon.workbench import Workbench
 
 __all__ = ["Host"]
 
@@ -34,13 +34,13 @@ class Host:
     bus: Bus
     blobs: BlobStore
     provider: Provider
-    workbench: Workbench
+    environments: Environments
     warmth: Warmth
     clock: ServerClock
-    shelf: SnapshotShelf
+    snapshots: Snapshots
     inboxes: Inboxes
     peers: Peers
-    leaving: Leaving
+    placement: Placement
     leases: Leases
-    purses: Purses
+    budgets: Budgets
     ledger: DaemonLedger

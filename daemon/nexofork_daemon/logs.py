@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 
-from nexofork_daemon.journald import Journal
+from nexofork_daemon.systemd import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

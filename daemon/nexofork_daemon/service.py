@@ -26,17 +26,17 @@ from nexofork.errors import BusError
 from nexofork.telemetry import metrics
 from nexofork.wire.messages import REQUEST_VERSION, Daemon, Presence
 from nexofork.wire.needs import KNOWN_NEEDS
-from nexofork_daemon.dials import Dials
+from nexofork_daemon.budgets import Budgets
 from nexofork_daemon.execution import Execution
 from nexofork_daemon.host import Host
-from nexofork_daemon.inboxes import Inboxes
-from nexofork_daemon.keeper import Leases
-from nexofork_daemon.leaving import Leaving
+from nexofork_daemon.inbox import Inboxes
+from nexofork_daemon.lease import Leases
 from nexofork_daemon.ledger import DaemonLedger
 from nexofork_daemon.logs import add_facts
-from nexofork_daemon.notify import Supervisor, Watch
-from nexofork_daemon.purses import Purses
-from nexofork_daemon.request import SnapshotShelf
+from nexofork_daemon.placement import Placement
+from nexofork_daemon.run_setup import Snapshots
+from nexofork_daemon.settings import LiveSettings
+from nexofork_daemon.systemd import Supervisor, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.bus.pickup import Delivery
     from nexofork.providers.provider import Provider
+    from nexofork_daemon.run_environment import Environments
     from nexofork_daemon.settings import DaemonSettings
-    from nexofork_daemon.workbench import Workbench
 
 __all__ = ["run_daemon"]
 
@@ -61,11 +61,11 @@ async def run_daemon(
     *,
     bus: Bus,
     provider: Provider,
-    workbench: Workbench,
+    environments: Environments,
     stop: asyncio.Event,
     ready: Callable[[], None],
     hurry: asyncio.Event | None = None,
-    dials: Dials | None = None,
+    live: LiveSettings | None = None,
     watch: Watch | None = None,
 ) -> None:
     """Serve until `stop` is set, then drain.
@@ -74,11 +74,11 @@ async def run_daemon(
         settings: What the operator set.
         bus: An open connection.
         provider: Answers the model calls.
-        workbench: Gives runs their tools and workspaces.
+        environments: Gives runs their tools and workspaces.
         stop: Set to shut down: no new work, running forks finish or are handed over within the drain limit.
         ready: Called once, when the daemon can take work; while NATS elects a leader or restarts, that is waited for.
         hurry: Set to hand running forks over at once instead of letting them finish.
-        dials: What may be changed while it runs; the settings' own values unless given.
+        live: What may be changed while it runs; the settings' own values unless given.
         watch: Told how busy the daemon is, and kept told that its loop turns.
 
     Raises:
@@ -94,25 +94,25 @@ async def run_daemon(
         bus=bus,
         blobs=BlobStore(bus, "daemon"),
         provider=provider,
-        workbench=workbench,
+        environments=environments,
         warmth=Warmth(wait_s=settings.leader_wait_s, board=board),
         clock=board.clock,
-        shelf=SnapshotShelf(),
+        snapshots=Snapshots(),
         inboxes=Inboxes(bus, pool=settings.pool),
         peers=peers,
-        leaving=Leaving(provider, peers, workbench=workbench, instance=settings.instance),
+        placement=Placement(provider, peers, environments=environments, instance=settings.instance),
         leases=Leases(bus, pool=settings.pool, lease_s=settings.lease_s),
-        purses=Purses(bus, pool=settings.pool),
+        budgets=Budgets(bus, pool=settings.pool),
         ledger=DaemonLedger(bus, identity),
     )
     await host.inboxes.open()
-    await workbench.start()
+    await environments.start()
     async with board:
         service = _Service(
             host,
             stop=stop,
             hurry=hurry or asyncio.Event(),
-            dials=dials or Dials(slots=settings.slots, drain_s=settings.drain_s),
+            live=live or LiveSettings(slots=settings.slots, drain_s=settings.drain_s),
             watch=watch or Watch(Supervisor()),
         )
         await service.serve(ready)
@@ -145,11 +145,13 @@ async def _lease_s(bus: Bus, settings: DaemonSettings) -> float:
 
 
 class _Service:
-    def __init__(self, host: Host, *, stop: asyncio.Event, hurry: asyncio.Event, dials: Dials, watch: Watch) -> None:
+    def __init__(
+        self, host: Host, *, stop: asyncio.Event, hurry: asyncio.Event, live: LiveSettings, watch: Watch
+    ) -> None:
         self._host = host
         self._stop = stop
         self._hurry = hurry
-        self._dials = dials
+        self._live = live
         self._watch = watch
         self._active: dict[int, Execution] = {}
         """By the sequence of the request: somebody may have asked for a run twice."""
@@ -165,21 +167,21 @@ class _Service:
             deliver=self._deliver,
             lease_s=host.settings.lease_s,
         )
-        self._counted = dials.slots
+        self._counted = live.slots
         """How many slots the metrics know of."""
-        dials.on_change(self._turned)
+        live.on_change(self._turned)
 
     async def serve(self, ready: Callable[[], None]) -> None:
         problem: BusError | None = None
         async with asyncio.TaskGroup() as tasks, asyncio.TaskGroup() as runs:
             self._runs = runs
             announcing = tasks.create_task(self._announce())
-            accounting = tasks.create_task(self._host.purses.run())
+            accounting = tasks.create_task(self._host.budgets.run())
             booking = tasks.create_task(self._host.ledger.write())
             beating = tasks.create_task(self._watch.beat())
             watching = tasks.create_task(self._host.leases.watch())
             self._tell()
-            tending = tasks.create_task(self._host.workbench.tend())
+            tending = tasks.create_task(self._host.environments.tend())
             metrics.expect_runs(status.value for status in ForkStatus if status.over)
             metrics.slots_changed(self._counted)
             ready()
@@ -207,12 +209,12 @@ class _Service:
             raise problem
 
     def _free_slots(self) -> int:
-        return 0 if self._stop.is_set() else self._dials.slots - len(self._active)
+        return 0 if self._stop.is_set() else self._live.slots - len(self._active)
 
     def _turned(self) -> None:
         if not self._stop.is_set():
-            metrics.slots_changed(self._dials.slots - self._counted)
-            self._counted = self._dials.slots
+            metrics.slots_changed(self._live.slots - self._counted)
+            self._counted = self._live.slots
         self._pickup.wake()
         self._news()
 
@@ -221,7 +223,7 @@ class _Service:
         self._tell()
 
     def _tell(self) -> None:
-        self._watch.doing(slots=self._dials.slots, running=len(self._active), draining=self._stop.is_set())
+        self._watch.doing(slots=self._live.slots, running=len(self._active), draining=self._stop.is_set())
 
     def _deliver(self, delivery: Delivery) -> None:
         if delivery.attempt > 1:
@@ -261,7 +263,7 @@ class _Service:
 
     async def _drain(self) -> None:
         """Let running forks finish; hand over what has not by the limit, or when there is a hurry."""
-        await self._until_idle(self._dials.drain_s, unless=self._hurry)
+        await self._until_idle(self._live.drain_s, unless=self._hurry)
         for execution in self._active.values():
             execution.token.abort(AbortReason.SHUTDOWN, "the daemon is shutting down")
         await self._until_idle(_HAND_OVER_S, unless=asyncio.Event())
@@ -296,11 +298,11 @@ class _Service:
             daemon=self._host.identity,
             version=__version__,
             pool=settings.pool,
-            slots=0 if draining else self._dials.slots,
+            slots=0 if draining else self._live.slots,
             running=len(self._active),
             draining=draining,
             workspace_id=self._host.provider.workspace_id,
-            sandbox=self._host.workbench.sandbox.name,
+            sandbox=self._host.environments.sandbox.name,
             reads=REQUEST_VERSION,
             knows=list(KNOWN_NEEDS),
             reads_mounted=True,

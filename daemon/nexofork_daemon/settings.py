@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import socket
 import sys
@@ -17,20 +18,28 @@ from nexofork.engine.settings import default_state_dir
 from nexofork.engine.tools.watching import Limits, half_of_memory
 from nexofork.errors import BadSettings, ForkRefused, SettingProblem
 from nexofork.wire.subjects import DEFAULT_POOL, check_token
-from nexofork_daemon.notify import Supervisor
+from nexofork_daemon.logs import set_level
 from nexofork_daemon.state_folder import DiskLimits
+from nexofork_daemon.systemd import Supervisor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nexofork.config.reading import Setting, Settings
+    from nexofork_daemon.systemd import Watch
 
 __all__ = [
     "DaemonSettings",
+    "LiveSettings",
+    "Reloader",
     "daemon_settings",
     "forget_provider_key",
     "hide_environment",
     "logs_to_journal",
     "supervisor",
 ]
+
+log = logging.getLogger(__name__)
 
 _MB = 1024 * 1024
 _PR_SET_DUMPABLE = 4
@@ -214,3 +223,71 @@ def logs_to_journal() -> bool:
     except (OSError, ValueError):
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{behind.st_dev}:{behind.st_ino}"
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveSettings:
+    """The settings in force; fewer slots end no run, they only keep new ones away."""
+
+    slots: int
+    drain_s: float
+    _changed: list[Callable[[], None]] = field(default_factory=list)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back whenever a setting was changed."""
+        self._changed.append(callback)
+
+    def turn(self, *, slots: int, drain_s: float) -> None:
+        """Change the settings."""
+        self.slots, self.drain_s = slots, drain_s
+        for callback in self._changed:
+            callback()
+
+
+class Reloader:
+    """Holds the settings in force. Settings that are wrong change nothing at all."""
+
+    def __init__(self, settings: Settings, *, read: Callable[[], Settings], live: LiveSettings, watch: Watch) -> None:
+        """Start with the settings the daemon started with.
+
+        Args:
+            settings: Those.
+            read: Reads them again, with the flags of the start.
+            live: What takes new values.
+            watch: Told that a reload begins and ends.
+        """
+        self._started = settings
+        self._in_force = settings
+        self._read = read
+        self._live = live
+        self._watch = watch
+
+    def reload(self) -> None:
+        """Take new settings."""
+        self._watch.reloading()
+        try:
+            self._take(self._read())
+        except BadSettings as exc:
+            log.error("the settings stay as they were: %s", exc)
+        finally:
+            self._watch.ready()
+
+    def _take(self, settings: Settings) -> None:
+        for warning in settings.warnings:
+            log.warning("%s", warning)
+        changed = [
+            setting.key for setting in settings if setting.value != self._in_force.by_path[setting.key.path].value
+        ]
+        taken = [f"{key.path} = {settings[key.path]}" for key in changed if key.reloads]
+        # Against what the daemon started with: it may have been said at an earlier reload, and still waits.
+        waiting = [
+            setting.key.path
+            for setting in settings
+            if not setting.key.reloads and setting.value != self._started.by_path[setting.key.path].value
+        ]
+        self._in_force = settings
+        set_level(settings["daemon.log_level"])
+        self._live.turn(slots=settings["daemon.slots"], drain_s=settings["daemon.drain_s"])
+        log.warning("settings were read again; changed now: %s", ", ".join(taken) or "nothing")
+        if waiting:
+            log.warning("these take a restart: %s", ", ".join(waiting))

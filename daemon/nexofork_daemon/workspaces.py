@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from nexofork.engine.sandbox.opening import Sandbox
     from nexofork.wire.messages import BlobRef
     from nexofork.wire.workspace import TreeState
-    from nexofork_daemon.rebuilding import Rebuilt
+    from nexofork_daemon.run_environment import RunNeeds
+    from nexofork_daemon.run_state import RunState
     from nexofork_daemon.state_folder import StateFolder
-    from nexofork_daemon.workbench import RunOrder
 
 __all__ = ["NoWorkspace", "RunWorkspace", "Unfit", "Workspaces"]
 
@@ -94,17 +94,17 @@ class RunWorkspace(NoWorkspace):
     """One run's checkout of its parent's repository."""
 
     def __init__(
-        self, order: RunOrder, spec: GitSpec, worktree: Worktree, state: StateFolder, *, mounted: bool
+        self, needs: RunNeeds, spec: GitSpec, worktree: Worktree, state: StateFolder, *, mounted: bool
     ) -> None:
         super().__init__(worktree.cwd)
         self.checkout = Checkout(root=worktree.root, known_as=_known_as(spec), mounted=mounted)
         self.writable = (worktree.root,)
         self.protected = worktree.protected
-        self._order = order
+        self._needs = needs
         self._spec = spec
         self._worktree = worktree
         self._state = state
-        last = order.state.checkpoints[-1] if order.state.checkpoints else None
+        last = needs.state.checkpoints[-1] if needs.state.checkpoints else None
         self._kept: TreeState | None = last.state if last else None
         self._lacking = last.problem if last else ""
         """What of the child's work was not kept when it came here."""
@@ -127,8 +127,8 @@ class RunWorkspace(NoWorkspace):
         Raises:
             BusError: The run is lost, or NATS was not reached.
         """
-        recorded, history = self._order.state.workspace, self._order.state.history
-        mounted, epoch = self.checkout is not None and self.checkout.mounted, self._order.journal.epoch
+        recorded, history = self._needs.state.workspace, self._needs.state.history
+        mounted, epoch = self.checkout is not None and self.checkout.mounted, self._needs.journal.epoch
         root = _known_as(self._spec)[0] if mounted else str(self._worktree.root)
         notice = recorded.notice if recorded and history else self._notice(root, mounted=mounted)
         self.notes = (notice,)
@@ -142,7 +142,7 @@ class RunWorkspace(NoWorkspace):
             self.letter = Letter(id=f"workspace-{epoch}", text=words.rstrip()) if words else None
         ready = WorkspaceReady(epoch=epoch, at=time.time(), root=root, notice=notice, mounted=mounted)
         if not recorded or (recorded.root, recorded.notice, recorded.mounted) != (root, notice, mounted):
-            await self._order.journal.append(ready)
+            await self._needs.journal.append(ready)
 
     def _notice(self, root: str, *, mounted: bool) -> str:
         spec, folder = self._spec, self._worktree.cwd.relative_to(self._worktree.root)
@@ -162,16 +162,16 @@ class RunWorkspace(NoWorkspace):
             BusError: It could not be stored.
         """
         await self._state.check_use(self._worktree.root.parent)
-        if not self._order.request.skip_transcript:
-            await self._order.journal.write(await self._checkpoint(turn))
+        if not self._needs.request.skip_transcript:
+            await self._needs.journal.write(await self._checkpoint(turn))
 
     async def _checkpoint(self, turn: int) -> Checkpoint:
         state = await self._worktree.look()
         bundle: BlobRef | None = None
         if state != self._kept and (self._kept or not self._is_start(state)):
-            bundle = await self._order.blobs.put(await self._worktree.bundle(state, self._kept))
+            bundle = await self._needs.blobs.put(await self._worktree.bundle(state, self._kept))
         self._kept = state
-        epoch = self._order.journal.epoch
+        epoch = self._needs.journal.epoch
         return Checkpoint(epoch=epoch, at=time.time(), turn=turn, state=state, bundle=bundle, problem=self._problem())
 
     def _problem(self) -> str:
@@ -202,8 +202,8 @@ class RunWorkspace(NoWorkspace):
         return await self._sent(state, self._problem())
 
     async def _sent(self, state: TreeState, problem: str) -> WorkspaceWork:
-        work, bundle = await work_of(self._worktree, self._spec, state, run_id=self._order.run_id)
-        sent = await self._order.blobs.put(bundle) if bundle else None
+        work, bundle = await work_of(self._worktree, self._spec, state, run_id=self._needs.run_id)
+        sent = await self._needs.blobs.put(bundle) if bundle else None
         return work.model_copy(update={"bundle": sent, "problem": problem})
 
     async def _salvaged(self, exc: Exception) -> WorkspaceWork:
@@ -214,25 +214,25 @@ class RunWorkspace(NoWorkspace):
                 with suppress(GitFailed):
                     return await self._sent(state, f"Only what was committed or kept before could be had: {exc}")
         except (GitFailed, BusError, OSError) as again:
-            log.debug("run %s: nothing of its work could be had: %s", self._order.run_id, again)
+            log.debug("run %s: nothing of its work could be had: %s", self._needs.run_id, again)
         return self._lost(exc)
 
     def _lost(self, exc: Exception) -> WorkspaceWork:
-        log.warning("run %s: its work could not be kept: %s", self._order.run_id, exc)
+        log.warning("run %s: its work could not be kept: %s", self._needs.run_id, exc)
         spec = self._spec
         head = self._kept.head if self._kept else spec.commit
         return WorkspaceWork(root=spec.root, base=spec.head, start=spec.commit, head=head, problem=str(exc))
 
     async def _hand_over(self) -> None:
-        journal = self._order.journal
-        turn = max(journal.turn, len(self._order.state.history))
-        if self._order.request.skip_transcript or not turn:
+        journal = self._needs.journal
+        turn = max(journal.turn, len(self._needs.state.history))
+        if self._needs.request.skip_transcript or not turn:
             return
         try:
             await journal.append(await self._checkpoint(turn))
         except (GitFailed, BusError, OSError) as exc:
             # The one before it counts then; the next daemon tells the child what was interrupted.
-            log.warning("run %s: its last checkpoint could not be kept: %s", self._order.run_id, exc)
+            log.warning("run %s: its last checkpoint could not be kept: %s", self._needs.run_id, exc)
 
 
 class Workspaces:
@@ -253,7 +253,7 @@ class Workspaces:
             await asyncio.sleep(_COLLECT_EVERY_S)
             await asyncio.to_thread(self._state.collect)
 
-    def unfit(self, run_id: str, spec: PathSpec | GitSpec | None, state: Rebuilt, sandbox: Sandbox) -> Unfit | None:
+    def unfit(self, run_id: str, spec: PathSpec | GitSpec | None, state: RunState, sandbox: Sandbox) -> Unfit | None:
         """Return why a run cannot work here, or None; looks at files."""
         match spec:
             case None:
@@ -284,15 +284,15 @@ class Workspaces:
         return None
 
     @asynccontextmanager
-    async def open(self, order: RunOrder, sandbox: Sandbox) -> AsyncIterator[NoWorkspace]:
+    async def open(self, needs: RunNeeds, sandbox: Sandbox) -> AsyncIterator[NoWorkspace]:
         """Set up a run's workspace; at the end it is removed.
 
         Raises:
             ForkRefused: It cannot be had here, and nowhere else either.
             BusError: A bundle could not be fetched, or the run is lost.
         """
-        spec = order.request.workspace
-        problem = await asyncio.to_thread(self.unfit, order.run_id, spec, order.state, sandbox)
+        spec = needs.request.workspace
+        problem = await asyncio.to_thread(self.unfit, needs.run_id, spec, needs.state, sandbox)
         if problem is not None:
             raise ForkRefused(problem.reason)
         async with AsyncExitStack() as at_end:
@@ -302,10 +302,10 @@ class Workspaces:
                 case PathSpec():
                     yield self._path(spec, at_end)
                 case GitSpec():
-                    mounted = _told_mounted(order.state)
+                    mounted = _told_mounted(needs.state)
                     if mounted is None:
-                        mounted = order.mounts and _mounts(spec, sandbox)
-                    yield await self._git(order, spec, at_end, mounted=mounted)
+                        mounted = needs.mounts and _mounts(spec, sandbox)
+                    yield await self._git(needs, spec, at_end, mounted=mounted)
 
     def _path(self, spec: PathSpec, at_end: AsyncExitStack) -> NoWorkspace:
         try:
@@ -314,12 +314,12 @@ class Workspaces:
             raise ForkRefused(f"The workspace {spec.path} has gone from this host since the run was claimed.") from exc
         return NoWorkspace(path, opened=descriptor)
 
-    async def _git(self, order: RunOrder, spec: GitSpec, at_end: AsyncExitStack, *, mounted: bool) -> RunWorkspace:
+    async def _git(self, needs: RunNeeds, spec: GitSpec, at_end: AsyncExitStack, *, mounted: bool) -> RunWorkspace:
         thin = spec.thin.size if spec.thin else 0
         self._state.check_room(_GROWS * (spec.bundle.size + thin))
 
         async def make(folder: Path) -> None:
-            data = await order.resolve(Payload(blob=spec.bundle))
+            data = await needs.resolve(Payload(blob=spec.bundle))
             make_repository(folder, head=spec.base, shallow=spec.shallow)
             git = git_in(folder)
             await take_pack(git, decode_bundle(data).pack)
@@ -327,15 +327,15 @@ class Workspaces:
 
         try:
             base = await at_end.enter_async_context(self._state.base(_base_name(spec), make))
-            folder = await at_end.enter_async_context(self._state.run_folder(order.run_id))
+            folder = await at_end.enter_async_context(self._state.run_folder(needs.run_id))
             worktree = Worktree(folder, spec)
-            kept = order.state.checkpoints
+            kept = needs.state.checkpoints
             refs = [ref for ref in (spec.thin, spec.work, *(one.bundle for one in kept)) if ref is not None]
-            bundles = [await order.resolve(Payload(blob=ref)) for ref in refs]
+            bundles = [await needs.resolve(Payload(blob=ref)) for ref in refs]
             await worktree.set_up(base / "objects", bundles, kept[-1].state if kept else None)
         except (GitFailed, BadBundle, OSError) as exc:
             raise ForkRefused(f"The workspace cannot be set up: {exc}") from exc
-        workspace = RunWorkspace(order, spec, worktree, self._state, mounted=mounted)
+        workspace = RunWorkspace(needs, spec, worktree, self._state, mounted=mounted)
         await workspace.announce()
         return workspace
 
@@ -351,7 +351,7 @@ def _mounts(spec: GitSpec, sandbox: Sandbox) -> bool:
     return usable and sandbox.mounts_at(_known_as(spec))
 
 
-def _told_mounted(state: Rebuilt) -> bool | None:
+def _told_mounted(state: RunState) -> bool | None:
     """Return which of the two notices the child has; None while it has none."""
     return state.workspace.mounted if state.workspace and state.history else None
 

@@ -30,11 +30,10 @@ from nexofork.engine.tools.mcp_config import read_mcp_config
 from nexofork.telemetry.settings import read_settings
 from nexofork.telemetry.setup import open_telemetry
 from nexofork_daemon.health import Health, open_health
-from nexofork_daemon.routing import open_routing
+from nexofork_daemon.run_environment import Environments, open_tool_sources
 from nexofork_daemon.service import run_daemon
 from nexofork_daemon.settings import DaemonSettings
 from nexofork_daemon.state_folder import DiskLimits, StateFolder
-from nexofork_daemon.workbench import Workbench
 from nexofork_daemon.workspaces import Workspaces
 from tests.support.parents import QUICK
 
@@ -103,7 +102,7 @@ async def be_daemon(spec: dict[str, Any]) -> None:
     servers = read_mcp_config(Path(spec["mcp_config"])) if spec.get("mcp_config") else []
     async with (
         open_health(settings, stop) as health,
-        open_routing(settings, servers) as routing,
+        open_tool_sources(settings, servers) as tool_sources,
         open_sandbox(settings.sandboxing) as sandbox,
         open_bus(bus_settings) as bus,
         AnthropicProvider.from_env(base_url=spec["base_url"], api_key=spec["key"], retry=QUICK) as llm,
@@ -113,7 +112,7 @@ async def be_daemon(spec: dict[str, Any]) -> None:
             settings,
             bus=bus,
             provider=llm,
-            workbench=Workbench(HeldTools, routing, sandbox=sandbox, workspaces=workspaces),
+            environments=Environments(HeldTools, tool_sources, sandbox=sandbox, workspaces=workspaces),
             stop=stop,
             ready=lambda: _ready(health, bus),
         )

@@ -18,9 +18,9 @@ from nexofork.engine.sandbox.opening import SandboxSettings, shared_folders
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.wire import messages as wire
 from nexofork.wire.subjects import presence
-from nexofork_daemon.leaving import Leaving
+from nexofork_daemon.placement import Placement
+from nexofork_daemon.run_environment import Environments
 from nexofork_daemon.state_folder import DiskLimits, StateFolder
-from nexofork_daemon.workbench import Workbench
 from nexofork_daemon.workspaces import Workspaces
 from tests.integration.auth.test_rogue_daemon import rogue_seed, server
 from tests.support.conversation import KEY, says
@@ -120,16 +120,16 @@ async def test_a_fork_waits_for_a_daemon_that_is_busy(guarded: Fleet, rogue: Bus
 async def test_a_run_is_not_left_for_ever_to_a_daemon_that_does_not_exist(rogue: Bus, tmp_path: Path) -> None:
     """One that says it knows everything is given the run for a while; then the run is refused by name."""
     folders = shared_folders(SandboxSettings(state_dir=tmp_path))
-    workbench = Workbench(BuiltinTools, workspaces=Workspaces(StateFolder(tmp_path, DiskLimits()), folders))
+    environments = Environments(BuiltinTools, workspaces=Workspaces(StateFolder(tmp_path, DiskLimits()), folders))
     provider = AnthropicProvider(AsyncAnthropic(api_key=KEY))
-    leaving = Leaving(provider, Peers(rogue, pool="fork"), workbench=workbench, instance="d1")
+    placement = Placement(provider, Peers(rogue, pool="fork"), environments=environments, instance="d1")
     request = a_request().model_copy(update={"v": 2, "needs": ["holograms"]})
     async with announced(rogue, reads=99, knows=["holograms"]):
-        assert "holograms" in (await leaving.reason(request, attempt=1) or "")
-        assert await leaving.is_read_by_others(3, attempt=1)
+        assert "holograms" in (await placement.reason(request, attempt=1) or "")
+        assert await placement.is_read_by_others(3, attempt=1)
 
-        assert await leaving.reason(request, attempt=361) is None
-        assert not await leaving.is_read_by_others(3, attempt=361)
+        assert await placement.reason(request, attempt=361) is None
+        assert not await placement.is_read_by_others(3, attempt=361)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
 
-from nexofork_daemon.journald import Journal, encode
 from nexofork_daemon.logs import _JournalHandler, _JsonLines, add_facts, start_logging
+from nexofork_daemon.systemd import Journal, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def journal(tmp_path: Path) -> Iterator[socket.socket]:
 @given(st.dictionaries(st.sampled_from(["MESSAGE", "RUN_ID", "A_1"]), st.text("a=\n\0ä", max_size=20)))
 def test_what_is_encoded_is_read_as_it_was(fields: dict[str, str]) -> None:
     """Also with line ends, equal signs and NUL in a value."""
-    assert decode(encode(fields)) == fields
+    assert decode(encode_record(fields)) == fields
 
 
 def test_a_record_is_one_datagram(journal: socket.socket) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork_daemon.notify import Supervisor, Watch
+from nexofork_daemon.systemd import Supervisor, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus, Msg
     from nexofork.engine.mailbox import Mailbox
 
-__all__ = ["InboxMail", "Inboxes", "NewsFirst"]
+__all__ = ["InboxMail", "Inboxes", "NoticeFirst"]
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class InboxMail:
         return ()
 
 
-class NewsFirst:
+class NoticeFirst:
     """A mailbox in which something of the daemon's own lies on top: it is written down and shown like any letter."""
 
     def __init__(self, mail: Mailbox, news: Letter | None) -> None:

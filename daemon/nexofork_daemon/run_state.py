@@ -1,18 +1,25 @@
-"""Read back from its log how far a run came, after another daemon was lost or handed it over."""
+"""Read from its log how far a run got, after another daemon was lost or handed it over.
+
+A permission question's deadline goes on while no daemon has the run. It counts from when the server first stored the
+question, by the server's clock. What was decided stays decided, and what was remembered stays remembered.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob
 from nexofork.bus.reading import stored_at
 from nexofork.core.usage import Usage
 from nexofork.engine.ledger import CallFacts
+from nexofork.engine.permissions import Decision, parse_rule
 from nexofork.engine.recording import LoggedTurn, logged_turns
-from nexofork.errors import BadMessage, BadReply, NexoforkError
+from nexofork.errors import BadMessage, BadPermissions, BadReply, NexoforkError
 from nexofork.wire.messages import (
     AbortEvent,
+    Asked,
     CallBudget,
     CallStarted,
     Checkpoint,
@@ -20,6 +27,7 @@ from nexofork.wire.messages import (
     Compacted,
     Final,
     HandedOver,
+    Permitted,
     Requested,
     ToolStarted,
     Turn,
@@ -28,7 +36,6 @@ from nexofork.wire.messages import (
     answered_call,
 )
 from nexofork.wire.workspace import GitSpec
-from nexofork_daemon.permission_log import PermissionLog, read_permissions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +44,16 @@ if TYPE_CHECKING:
     from nexofork.bus.run_log import Entry
     from nexofork.engine.journal import RecordedTurn
 
-__all__ = ["BudgetedCall", "LeftCall", "Rebuilt", "rebuild"]
+__all__ = ["BudgetedCall", "LeftCall", "PermissionLog", "RunState", "read_permissions", "rebuild"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermissionLog:
+    """What earlier daemons asked and were told."""
+
+    asked_at: Mapping[str, float] = field(default_factory=dict)
+    """By ask id: when it was first asked, as Unix time of the NATS server."""
+    decided: Mapping[str, Decision] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +76,7 @@ class LeftCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rebuilt:
+class RunState:
     """What a log says about its run."""
 
     tip: int
@@ -97,7 +113,7 @@ class Rebuilt:
     """What the workspace was, each built on the one before."""
 
 
-async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
+async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> RunState:
     """Read a run's log.
 
     Raises:
@@ -130,7 +146,7 @@ async def rebuild(entries: Sequence[Entry], blobs: BlobStore) -> Rebuilt:
         problem = exc
     except (KeyError, TypeError, ValueError) as exc:
         problem = BadMessage(f"is a turn that cannot be read ({exc!r})", fix="Fork again.")
-    return Rebuilt(
+    return RunState(
         tip=entries[-1].seq if entries else 0,
         epoch=epoch,
         losses=max(0, epoch - handed_over),
@@ -248,3 +264,46 @@ def _left(started: CallStarted, reply: Turn | Compacted | None, warm: Mapping[in
         warm_tokens=warm.get(started.epoch, 0),
         ttl="1h" if usage and usage.cache_write_1h_tokens else "5m",
     )
+
+
+def read_permissions(entries: Sequence[Entry]) -> PermissionLog:
+    """Read a run's log."""
+    asked_at: dict[str, float] = {}
+    decided: dict[str, Decision] = {}
+    for entry in entries:
+        match entry.message:
+            case Asked(what="permission") as asked:
+                asked_at.setdefault(asked.ask_id, _stored_at(entry))
+            case Permitted() as permitted:
+                decided.setdefault(permitted.ask_id, _decision(permitted))
+            case _:
+                pass
+    return PermissionLog(asked_at=asked_at, decided=decided)
+
+
+def _stored_at(entry: Entry) -> float:
+    text = entry.raw.headers.get("Nats-Time-Stamp", "")
+    try:
+        return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
+    except ValueError:
+        assert isinstance(entry.message, Asked)
+        return entry.message.at
+
+
+def _decision(permitted: Permitted) -> Decision:
+    return Decision(
+        allowed=permitted.allowed,
+        how=permitted.how,
+        note=permitted.note,
+        rules=tuple(rule for rule in permitted.rules if _is_rule(rule)),
+        by=permitted.by,
+    )
+
+
+def _is_rule(text: str) -> bool:
+    """Whether this version can read a rule; one that it cannot read is not remembered, so that it is asked again."""
+    try:
+        parse_rule(text)
+    except BadPermissions:
+        return False
+    return True

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from nexofork.engine.abort import AbortToken
     from nexofork.wire.messages import Parent, Requested
     from nexofork_daemon.host import Host
-    from nexofork_daemon.journal import LogJournal
+    from nexofork_daemon.run_writer import RunWriter
 
-__all__ = ["Keeper", "Leases", "read_event"]
+__all__ = ["Lease", "Leases", "read_event"]
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +51,16 @@ class Leases:
         self._bus = bus
         self._pool = pool
         self._every_s = lease_s / RENEWALS
-        self._held: dict[str, Keeper] = {}
+        self._held: dict[str, Lease] = {}
 
     @contextmanager
-    def holding(self, run_id: str, keeper: Keeper) -> Iterator[None]:
+    def holding(self, run_id: str, lease: Lease) -> Iterator[None]:
         """Look after a run for as long as the block."""
-        self._held[run_id] = keeper
+        self._held[run_id] = lease
         try:
             yield
         finally:
-            if self._held.get(run_id) is keeper:
+            if self._held.get(run_id) is lease:
                 del self._held[run_id]
 
     async def watch(self) -> None:
@@ -89,14 +89,14 @@ class Leases:
             held[run_of(newest.subject)].saw(newest)
 
 
-class Keeper:
+class Lease:
     """The tasks that run alongside one claimed run."""
 
     def __init__(
         self,
         host: Host,
         run_log: RunLog,
-        journal: LogJournal,
+        journal: RunWriter,
         token: AbortToken,
         *,
         delivery: Callable[[], Delivery],
@@ -192,7 +192,7 @@ class Keeper:
         """End the run when its parent has not been heard of for a few heartbeats."""
         assert parent.heartbeat_s is not None
         heard = asyncio.Event()
-        deaf = self._host.inboxes.listen(parent.id, lambda _: heard.set())
+        unsubscribe = self._host.inboxes.listen(parent.id, lambda _: heard.set())
         # After an outage the parent may be back a moment later than we are.
         remove = self._host.bus.on_reconnect(heard.set)
         try:
@@ -207,7 +207,7 @@ class Keeper:
                         return
         finally:
             remove()
-            deaf()
+            unsubscribe()
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> bool:
         try:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from nexofork.engine.budget import Purse
     from nexofork.engine.params import ForkParams
     from nexofork.wire.messages import Requested
-    from nexofork_daemon.rebuilding import BudgetedCall, Rebuilt
+    from nexofork_daemon.run_state import BudgetedCall, RunState
 
-__all__ = ["Purses", "RunBudget"]
+__all__ = ["Budgets", "RunBudget"]
 
 
-class Purses:
+class Budgets:
     """The budgets that one daemon's runs have a part in."""
 
     def __init__(self, bus: Bus, *, pool: str) -> None:
@@ -35,7 +35,7 @@ class Purses:
         """Keep the groups' accounts, until cancelled."""
         await self._groups.run()
 
-    def of_run(self, request: Requested, run_id: str, state: Rebuilt) -> RunBudget:
+    def of_run(self, request: Requested, run_id: str, state: RunState) -> RunBudget:
         """Return what limits a run that is about to be claimed; nothing is read or written yet."""
         group = None
         if request.group and request.group_budget:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from nexofork.bus.pickup import Delivery
     from nexofork.providers.provider import Provider
     from nexofork.wire.messages import Requested
-    from nexofork_daemon.rebuilding import Rebuilt
-    from nexofork_daemon.workbench import Workbench
+    from nexofork_daemon.run_environment import Environments
+    from nexofork_daemon.run_state import RunState
 
-__all__ = ["Leaving"]
+__all__ = ["Placement"]
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ _MOST_LEFT = 360
 """Deliveries, five seconds apart."""
 
 
-class Leaving:
+class Placement:
     """What one daemon leaves to others."""
 
-    def __init__(self, provider: Provider, peers: Peers, *, workbench: Workbench, instance: str) -> None:
+    def __init__(self, provider: Provider, peers: Peers, *, environments: Environments, instance: str) -> None:
         self._provider = provider
         self._peers = peers
-        self._workbench = workbench
+        self._environments = environments
         self._instance = instance
         self._told: set[str] = set()
         self._full_at: dict[str, int] = {}
@@ -75,13 +75,13 @@ class Leaving:
             return f"it needs {', '.join(unknown)}, which a later version knows"
         return None
 
-    async def unfit(self, request: Requested, state: Rebuilt, delivery: Delivery) -> str | None:
+    async def unfit(self, request: Requested, state: RunState, delivery: Delivery) -> str | None:
         """Return why a run cannot work here while another daemon may still take it, or None.
 
         Raises:
             BusError: NATS did not say who is there.
         """
-        problem = await asyncio.to_thread(self._workbench.unfit, delivery.run_id, request, state)
+        problem = await asyncio.to_thread(self._environments.unfit, delivery.run_id, request, state)
         if problem is None or problem.lasting:
             return problem.reason if problem else None
         others = await self._peers.others(self._instance)

@@ -1,34 +1,42 @@
-"""Ask a run's parent for something only it can give.
+"""Ask a run's parent: for content that is gone, for a tool that runs at the parent, for permission.
 
-An inbox subject takes one message for ever, so an answer that came once is there for whoever asks again: a daemon that
-takes the run over asks the same question under the same id and finds it.
+The question goes on the log, and the answer comes into the inbox. An inbox subject takes one message for ever, so the
+first answer stands, and an unreadable one denies. A daemon that takes the run over asks under the same id, with what is
+left of the deadline, and finds an answer that came in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 import uuid
 from typing import TYPE_CHECKING, NoReturn
 
+from pydantic import ValidationError
+
 from nexofork.bus.failures import RunAborted
 from nexofork.bus.reading import Stored, last_of
 from nexofork.engine.abort import AbortReason
+from nexofork.engine.permissions import PermissionAnswer
 from nexofork.engine.tools.bubbled import encode_arguments
 from nexofork.errors import BusError
-from nexofork.wire.messages import Answer, Asked, Payload
-from nexofork.wire.permissions import ask_id_of
+from nexofork.wire.messages import Answer, Asked, Payload, Permitted
+from nexofork.wire.permissions import PermissionReply, ask_id_of
 from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import inbox
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nexofork.engine.abort import AbortToken
     from nexofork.engine.dispatch import ToolCall
+    from nexofork.engine.permissions import Decision, PermissionAsk
     from nexofork_daemon.host import Host
-    from nexofork_daemon.journal import LogJournal
+    from nexofork_daemon.run_writer import RunWriter
 
-__all__ = ["Asking", "ask_id_of"]
+__all__ = ["LogAsker", "ParentQuestions", "ask_id_of", "read_answer"]
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +45,10 @@ _LOOK_AGAIN_S = 0.05
 _UNREACHED_S = 0.5
 
 
-class Asking:
+class ParentQuestions:
     """The questions of one run."""
 
-    def __init__(self, run_id: str, *, journal: LogJournal, host: Host) -> None:
+    def __init__(self, run_id: str, *, journal: RunWriter, host: Host) -> None:
         self._run_id = run_id
         self._journal = journal
         self._host = host
@@ -134,7 +142,7 @@ class Asking:
         While NATS is away the question stays open: what came meanwhile is found when it is back.
         """
         answered = asyncio.Event()
-        deaf = self._host.inboxes.listen(self._run_id, lambda name: answered.set() if name == ask_id else None)
+        unsubscribe = self._host.inboxes.listen(self._run_id, lambda name: answered.set() if name == ask_id else None)
         forget = self._host.bus.on_reconnect(answered.set)
         try:
             async with asyncio.timeout(deadline_s):
@@ -150,7 +158,7 @@ class Asking:
             return None
         finally:
             forget()
-            deaf()
+            unsubscribe()
 
     async def found(self, ask_id: str, *, looks: int = 1) -> Stored | None:
         """Look into the inbox so often; a look that NATS did not answer does not count."""
@@ -170,3 +178,74 @@ class Asking:
 async def _until_cancelled() -> NoReturn:
     await asyncio.get_running_loop().create_future()
     raise AssertionError("unreachable")
+
+
+class LogAsker:
+    """An `Asker` for the engine; the questions of one run."""
+
+    def __init__(
+        self, host: Host, *, questions: ParentQuestions, journal: RunWriter, asked_at: Mapping[str, float]
+    ) -> None:
+        self._host = host
+        self._questions = questions
+        self._journal = journal
+        self._asked_at = asked_at
+
+    async def answer(self, ask: PermissionAsk) -> PermissionAnswer | None:
+        """Put the question on the log and wait; an answer that is there already is taken without asking again."""
+        left_s, stored = ask.deadline_s, None
+        if (asked_at := self._asked_at.get(ask.ask_id)) is not None:
+            left_s -= max(0.0, self._host.clock.now() - asked_at)
+            # Nobody has told the model anything yet, so an answer counts however late it came.
+            stored = await self._questions.found(ask.ask_id)
+        if stored is None and left_s > 0:
+            await self._journal.write(await self._asked(ask, left_s))
+            stored = await self._questions.until_answered(ask.ask_id, left_s)
+        return None if stored is None else read_answer(stored)
+
+    async def decided(self, ask: PermissionAsk, decision: Decision) -> None:
+        """Write down what it came to, before anything is done about it."""
+        await self._journal.write(
+            Permitted(
+                epoch=self._journal.epoch,
+                at=time.time(),
+                ask_id=ask.ask_id,
+                turn=ask.turn,
+                call_id=ask.call_id,
+                name=ask.name,
+                allowed=decision.allowed,
+                how=decision.how,
+                note=decision.note,
+                rules=list(decision.rules),
+                by=decision.by,
+            )
+        )
+
+    async def _asked(self, ask: PermissionAsk, left_s: float) -> Asked:
+        arguments = json.dumps(ask.arguments, ensure_ascii=False, separators=(",", ":"))
+        return Asked(
+            epoch=self._journal.epoch,
+            at=time.time(),
+            ask_id=ask.ask_id,
+            what="permission",
+            payload=await self._host.blobs.pack(arguments.encode("utf-8", "backslashreplace")),
+            deadline_s=left_s,
+            turn=ask.turn,
+            call_id=ask.call_id,
+            name=ask.name,
+            rules=list(ask.rules),
+        )
+
+
+def read_answer(stored: Stored) -> PermissionAnswer:
+    """Read what stands in an inbox; what cannot be read denies, because no other answer can come any more."""
+    try:
+        answer = Answer.model_validate_json(stored.data)
+        reply = PermissionReply.model_validate(answer.data)
+    except (ValidationError, RecursionError):
+        return PermissionAnswer(allow=False, note="the answer that came cannot be read")
+    if answer.kind != "answer":
+        return PermissionAnswer(allow=False, note="the answer that came cannot be read")
+    return PermissionAnswer(
+        allow=reply.allow, note=answer.text, remember=reply.remember or bool(reply.rule), rule=reply.rule, by=reply.by
+    )

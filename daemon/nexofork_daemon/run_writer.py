@@ -1,50 +1,54 @@
-"""Write a run down on its log.
+"""Write down what a run does: reports on its log, and text for viewers while it streams.
 
-Every append is a compare-and-set behind our own last one, so the log has one writer. A refusal is news: the parent
-aborted, or the run was taken from us. Either way the run's token is thrown and the writer waits for its own
-cancellation, so that nothing is done that the log does not know of.
+Every append is a compare-and-set after our own last one, so the log has one writer. A refusal means that the parent
+aborted, or that another daemon has the run. Either way the run's token is thrown and the writer waits to be cancelled,
+so nothing is done that the log does not know of.
+
+Streamed text is lossy on purpose: the log has the turns. Viewers are looked for only when a reply has taken a moment,
+because short replies are on the log by then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from nexofork.bus.failures import PayloadTooLarge, RunAborted
+from nexofork.bus.failures import NoAnswer, NoResponders, PayloadTooLarge, RunAborted
 from nexofork.engine.abort import AbortReason
+from nexofork.engine.events import TextStreamed
 from nexofork.engine.mailbox import Letter
 from nexofork.engine.result import ForkStatus
 from nexofork.errors import BusError
-from nexofork.wire.messages import (
-    CallStarted,
-    Compacted,
-    Delivered,
-    Final,
-    ToolFinished,
-    ToolStarted,
-    Turn,
-)
+from nexofork.wire.messages import CallStarted, Compacted, Delivered, Final, ToolFinished, ToolStarted, Turn
+from nexofork.wire.subjects import DEFAULT_POOL, delta
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from types import TracebackType
 
     from nexofork.bus.blobs import BlobStore
+    from nexofork.bus.connection import Bus
     from nexofork.bus.run_log import RunLog
     from nexofork.core.prompt import ToolAnswer
     from nexofork.core.reply import Reply
     from nexofork.engine.abort import AbortToken
     from nexofork.engine.cache_check import CacheCheck
     from nexofork.engine.dispatch import ToolCall
+    from nexofork.engine.events import ForkEvent
     from nexofork.engine.journal import Compaction, OutgoingCall
     from nexofork.wire.messages import AbortEvent, Report
 
-__all__ = ["LogJournal", "SideEffectsOnly"]
+__all__ = ["RunWriter", "SideEffectsOnly", "TextFeed"]
 
 _LINGER_S = 5.0
+_FIRST_LOOK_S = 0.3
+_LOOK_AGAIN_S = 1.0
+_GATHER_S = 0.05
 
 
-class LogJournal:
+class RunWriter:
     """The journal of one epoch of one run."""
 
     def __init__(
@@ -208,7 +212,7 @@ class LogJournal:
 class SideEffectsOnly:
     """The journal of a run without transcript: what changes something is announced, nothing else is kept."""
 
-    def __init__(self, journal: LogJournal) -> None:
+    def __init__(self, journal: RunWriter) -> None:
         self._journal = journal
 
     async def call_started(self, call: OutgoingCall) -> None:
@@ -250,3 +254,59 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 async def _until_cancelled() -> NoReturn:
     await asyncio.get_running_loop().create_future()
     raise AssertionError("unreachable")
+
+
+class TextFeed:
+    """Publishes text deltas of one run; an async context around its one task."""
+
+    def __init__(self, bus: Bus, run_id: str, *, pool: str = DEFAULT_POOL) -> None:
+        self._bus = bus
+        self._subject = delta(run_id, pool)
+        self._pending: list[str] = []
+        self._some = asyncio.Event()
+        self._quiet_until = 0.0
+        self._watched = False
+        self._tasks = asyncio.TaskGroup()
+        self._task: asyncio.Task[None] | None = None
+
+    def show(self, event: ForkEvent) -> None:
+        """Take an event; what is not text is not shown here."""
+        if isinstance(event, TextStreamed) and time.monotonic() >= self._quiet_until:
+            self._pending.append(event.text)
+            self._some.set()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._task = self._tasks.create_task(self._publish())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await self._tasks.__aexit__(exc_type, exc, traceback)
+
+    async def _publish(self) -> None:
+        while True:
+            await self._some.wait()
+            if not self._watched:
+                await asyncio.sleep(_FIRST_LOOK_S)
+                await self._say("")  # nobody pays for text that nobody watches
+            text, self._pending = "".join(self._pending), []
+            self._some.clear()
+            if self._watched:
+                await self._say(text)
+
+    async def _say(self, text: str) -> None:
+        data = json.dumps({"v": 1, "text": text}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        try:
+            # Sent as a request: without a subscriber the server says so at once, and we stop for a while.
+            await self._bus.request(self._subject, data, timeout_s=_GATHER_S)
+        except NoResponders:
+            self._watched = False
+            self._quiet_until = time.monotonic() + _LOOK_AGAIN_S
+        except NoAnswer:
+            self._watched = True  # somebody looks, and need not answer
+        except BusError:
+            return
