@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from nexofork.agents.registry import AgentRegistry
     from nexofork.agents.tool import AgentTool
     from nexofork.client.blocking import BlockingForkSubagent
-    from nexofork.client.completion import as_completed
     from nexofork.client.fleet import FleetSettings, NatsForkSubagent, connect
-    from nexofork.client.handle import ForkHandle
-    from nexofork.client.in_process import DefaultForkSubagent
+    from nexofork.client.handle import ForkHandle, as_completed
+    from nexofork.client.local import DefaultForkSubagent
     from nexofork.core.query_source import QuerySource
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams, CacheSafeSlot
@@ -94,7 +93,7 @@ _HOMES = {
     "Budget": "nexofork.engine.budget",
     "CacheSafeParams": "nexofork.core.snapshot",
     "CacheSafeSlot": "nexofork.core.snapshot",
-    "DefaultForkSubagent": "nexofork.client.in_process",
+    "DefaultForkSubagent": "nexofork.client.local",
     "DelegationTool": "nexofork.agents.delegation",
     "DelegateMode": "nexofork.engine.params",
     "Estimate": "nexofork.economics.estimate",
@@ -117,7 +116,7 @@ _HOMES = {
     "QuerySource": "nexofork.core.query_source",
     "ReadOnlyFilter": "nexofork.engine.filters",
     "Reply": "nexofork.core.reply",
-    "as_completed": "nexofork.client.completion",
+    "as_completed": "nexofork.client.handle",
     "capture": "nexofork.providers.capture",
     "connect": "nexofork.client.fleet",
     "estimate": "nexofork.economics.estimate",

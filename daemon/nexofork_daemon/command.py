@@ -26,8 +26,8 @@ from nexofork.cli.exit_codes import OK
 from nexofork.cli.session import finish
 from nexofork.cli.setting_options import DAEMON_FILE, DAEMON_VARIABLE, daemon_file, setting_options, surroundings
 from nexofork.config.keys import DAEMON_KEYS
-from nexofork.config.reading import read_settings
 from nexofork.config.secrets import find_provider_key
+from nexofork.config.settings import read_settings
 from nexofork.economics.prices import current_prices
 from nexofork.engine.sandbox.opening import open_sandbox, shared_folders
 from nexofork.engine.tools.builtin import BuiltinTools
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nexofork.bus.connection import Bus
-    from nexofork.config.reading import Settings
+    from nexofork.config.settings import Settings
     from nexofork.engine.sandbox.opening import Sandbox
     from nexofork_daemon.settings import DaemonSettings
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from nexofork.errors import ForkRefused
 from nexofork.telemetry import names
-from nexofork.telemetry.exposition import CONTENT_TYPE
+from nexofork.telemetry.prometheus import CONTENT_TYPE
+from nexofork.telemetry.sdk import open_telemetry
 from nexofork.telemetry.settings import read_settings
-from nexofork.telemetry.setup import open_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nexofork.bus.connection import Bus
-    from nexofork.telemetry.setup import Telemetry
+    from nexofork.telemetry.sdk import Telemetry
     from nexofork_daemon.settings import DaemonSettings
 
 __all__ = ["Health", "open_health"]

@@ -25,7 +25,7 @@ from nexofork_daemon.systemd import Supervisor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nexofork.config.reading import Setting, Settings
+    from nexofork.config.settings import Setting, Settings
     from nexofork_daemon.systemd import Watch
 
 __all__ = [

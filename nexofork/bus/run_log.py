@@ -17,8 +17,7 @@ from nexofork.bus.jetstream import Tries, call, expect_last, store
 from nexofork.bus.reading import Stored, first_few, first_of, last_of, read_subject, store_once
 from nexofork.core.usage import Usage
 from nexofork.errors import BadMessage, BusError, RunLost
-from nexofork.telemetry.propagation import trace_headers
-from nexofork.telemetry.spans import send_span
+from nexofork.telemetry.spans import send_span, trace_headers
 from nexofork.wire import subjects
 from nexofork.wire.messages import (
     AbortEvent,

@@ -18,7 +18,7 @@ from nexofork.cli.output import print_json
 from nexofork.cli.patience import patience
 from nexofork.cli.run_ids import resolve_runs, runs_argument
 from nexofork.cli.session import finish, open_target
-from nexofork.client.run_listing import list_runs
+from nexofork.client.runs import list_runs
 from nexofork.errors import ForkRefused
 from nexofork.wire.messages import AbortEvent
 

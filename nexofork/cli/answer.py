@@ -20,7 +20,7 @@ from nexofork.cli.options import json_option, target_options, token
 from nexofork.cli.output import plain, print_json
 from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
-from nexofork.client.permitting import check_open, put_answer, reply_of
+from nexofork.client.answers import check_open, put_answer, reply_of
 from nexofork.engine.permissions import PermissionAnswer, parse_rule
 from nexofork.errors import ForkRefused
 from nexofork.wire.messages import Answer

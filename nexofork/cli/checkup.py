@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nexofork.config.reading import Settings
+    from nexofork.config.settings import Settings
     from nexofork.engine.sandbox.opening import SandboxSettings
 
 __all__ = ["CHECKS", "Finding", "Patient"]

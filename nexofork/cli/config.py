@@ -12,18 +12,17 @@ from nexofork.cli.exit_codes import BAD_INPUT, OK
 from nexofork.cli.options import json_option
 from nexofork.cli.output import plain, print_json, print_table
 from nexofork.cli.setting_options import client_file, daemon_file, surroundings
-from nexofork.config.contents import content_problems, missing_key
 from nexofork.config.keys import CLIENT_KEYS, DAEMON_KEYS
 from nexofork.config.kinds import looks_secret
-from nexofork.config.reading import read_settings
 from nexofork.config.secrets import find_provider_key
+from nexofork.config.settings import content_problems, missing_key, read_settings
 from nexofork.errors import BadSettings, ForkRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from nexofork.config.reading import Setting, Settings
+    from nexofork.config.settings import Setting, Settings
 
     R = TypeVar("R")
 

@@ -22,7 +22,7 @@ from nexofork.cli.output import counted, print_json
 from nexofork.cli.patience import patience
 from nexofork.cli.run_ids import resolve_runs, runs_argument
 from nexofork.cli.session import finish, open_target
-from nexofork.client.run_listing import find_runs, list_runs
+from nexofork.client.runs import find_runs, list_runs
 from nexofork.errors import ForkRefused
 from nexofork.wire import subjects
 from nexofork.wire.streams import BLOBS, inbox_stream, log_stream

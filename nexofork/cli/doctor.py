@@ -19,7 +19,7 @@ from nexofork.engine.tools.watching import Limits
 
 if TYPE_CHECKING:
     from nexofork.cli.checkup import Finding
-    from nexofork.config.reading import Settings
+    from nexofork.config.settings import Settings
 
 __all__ = ["doctor"]
 

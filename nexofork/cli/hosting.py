@@ -12,7 +12,7 @@ import click
 from nexofork.cli.fork_order import read_tool_names
 from nexofork.cli.session import open_target
 from nexofork.client.fleet import FleetSettings, NatsForkSubagent
-from nexofork.client.in_process import DefaultForkSubagent
+from nexofork.client.local import DefaultForkSubagent
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.place import Place
 from nexofork.providers.anthropic import AnthropicProvider

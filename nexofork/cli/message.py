@@ -12,8 +12,8 @@ from nexofork.cli.output import print_json
 from nexofork.cli.patience import patience
 from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
+from nexofork.client.child_messages import post_letter, written
 from nexofork.client.fleet import FleetSettings, NatsForkSubagent
-from nexofork.client.letters import post_letter, written
 from nexofork.engine.events import MessagesDelivered
 
 if TYPE_CHECKING:

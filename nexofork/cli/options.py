@@ -16,7 +16,7 @@ import click
 
 from nexofork.cli.setting_options import client_file, given_flags, setting_options, surroundings
 from nexofork.config.keys import CLIENT_KEYS
-from nexofork.config.reading import read_settings
+from nexofork.config.settings import read_settings
 from nexofork.economics.settings import PRICES_VARIABLE
 from nexofork.errors import BadMessage
 from nexofork.wire.subjects import check_run_id, check_token
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from nexofork.config.reading import Settings
+    from nexofork.config.settings import Settings
 
 __all__ = [
     "Target",

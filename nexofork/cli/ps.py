@@ -15,11 +15,11 @@ from nexofork.cli.patience import patience
 from nexofork.cli.ps_lines import daemon_lines, daemon_object, run_lines
 from nexofork.cli.ps_watch import Watched, watch_pool
 from nexofork.cli.session import finish, open_target
-from nexofork.client.run_listing import list_runs
+from nexofork.client.runs import list_runs
 
 if TYPE_CHECKING:
     from nexofork.cli.options import Target
-    from nexofork.client.run_rows import RunRow
+    from nexofork.client.runs import RunRow
     from nexofork.wire.messages import Presence
 
 __all__ = ["ps"]

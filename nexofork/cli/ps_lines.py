@@ -12,8 +12,8 @@ from nexofork.cli.output import brief, coloured, counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nexofork.client.pool_view import PoolTotals
-    from nexofork.client.run_rows import RunRow
+    from nexofork.client.pool import PoolTotals
+    from nexofork.client.runs import RunRow
     from nexofork.wire.messages import Presence
 
 __all__ = ["by_urgency", "daemon_lines", "daemon_object", "run_lines", "run_phrase", "totals_line", "totals_object"]

@@ -26,14 +26,14 @@ from nexofork.cli.ps_lines import (
 from nexofork.cli.screen import Screen
 from nexofork.cli.session import on_signals, open_target
 from nexofork.cli.terminal import can_redraw
-from nexofork.client.pool_view import PoolView
+from nexofork.client.pool import PoolView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nexofork.cli.options import Target
-    from nexofork.client.pool_view import Change
-    from nexofork.client.run_rows import RunRow
+    from nexofork.client.pool import Change
+    from nexofork.client.runs import RunRow
 
 __all__ = ["Watched", "watch_pool"]
 

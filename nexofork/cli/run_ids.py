@@ -17,14 +17,14 @@ from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.jetstream import retry
 from nexofork.cli.options import run_name, target_given
 from nexofork.cli.output import brief
-from nexofork.client.run_listing import find_runs, list_runs
+from nexofork.client.runs import find_runs, list_runs
 from nexofork.errors import ForkRefused, NexoforkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nexofork.bus.connection import Bus
-    from nexofork.client.run_listing import RunRow
+    from nexofork.client.runs import RunRow
 
 __all__ = ["match_run", "resolve_run", "resolve_runs", "run_argument", "runs_argument"]
 

@@ -67,7 +67,7 @@ def _telemetry() -> AbstractContextManager[object]:
     if settings == TelemetrySettings():
         return nullcontext()
     # The SDK takes as long to load as all else together: only where it is used.
-    opened: AbstractContextManager[object] = import_module("nexofork.telemetry.setup").open_telemetry(
+    opened: AbstractContextManager[object] = import_module("nexofork.telemetry.sdk").open_telemetry(
         settings, service="nexofork"
     )
     return opened

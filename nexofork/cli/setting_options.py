@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nexofork.config.reading import Surroundings, read_settings
+from nexofork.config.settings import Surroundings, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,9 +13,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nexofork.client.completion import as_completed
-from nexofork.client.handle import ForkHandle
-from nexofork.client.in_process import DefaultForkSubagent
+from nexofork.client.handle import ForkHandle, as_completed
+from nexofork.client.local import DefaultForkSubagent
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from nexofork.client.run_listing import RunRow
+    from nexofork.client.runs import RunRow
     from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.engine.events import ForkEvent
     from nexofork.engine.ledger import MemoryLedger

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from contextlib import asynccontextmanager
@@ -17,37 +18,33 @@ from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.bus.jetstream import retry
 from nexofork.bus.provisioning import provision
 from nexofork.bus.reading import store_once
-from nexofork.client.completion import HandleGroups
-from nexofork.client.fetching import fetch_work
+from nexofork.client.answers import Permitting
+from nexofork.client.claim_wait import Queue
 from nexofork.client.fleet_settings import FleetSettings
-from nexofork.client.handle import ForkHandle, ForkRecord
-from nexofork.client.permitting import Permitting
-from nexofork.client.queueing import Queue
+from nexofork.client.fork_request import ForkRequests, PendingAction, abort_with, put_request
+from nexofork.client.handle import Foreground, ForkHandle, ForkRecord, HandleGroups
+from nexofork.client.parent_tools import ParentToolServer
 from nexofork.client.remote_run import RemoteRun
-from nexofork.client.run_listing import list_runs
-from nexofork.client.serving import ToolServant
-from nexofork.client.shipping import Shipping
-from nexofork.client.under_way import UnderWay, abort_with, put_request
-from nexofork.client.waiting import Foreground
-from nexofork.client.waking import awaken
+from nexofork.client.runs import list_runs
+from nexofork.client.wake import awaken
 from nexofork.engine.dispatch import AGENT_TOOL
 from nexofork.engine.events import ForkStarted
 from nexofork.engine.filters import memory_folders
 from nexofork.engine.filters.audit import begin_audit
 from nexofork.engine.params import DelegateMode, ForkParams, ParentContext, prepare, refuse_groupless
+from nexofork.engine.workspace.fetching import fetch_bundle
 from nexofork.errors import BusError, ForkRefused
 from nexofork.wire.messages import Answer, Requested, encode, new_run_id
 from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import check_run_id, inbox, parent_alive
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from nexofork.bus.connection import Bus
-    from nexofork.client.run_listing import RunRow
-    from nexofork.client.under_way import Problem
+    from nexofork.client.fork_request import Problem
+    from nexofork.client.runs import RunRow
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams
     from nexofork.engine.dispatch import ToolDispatcher
@@ -58,7 +55,7 @@ if TYPE_CHECKING:
 
     OnPermission = Callable[[PermissionAsk], Awaitable[PermissionAnswer]]
 
-__all__ = ["FleetSettings", "NatsForkSubagent", "connect"]
+__all__ = ["FleetSettings", "NatsForkSubagent", "connect", "fetch_work"]
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +104,7 @@ class NatsForkSubagent:
         self._settings = chosen
         self._parent_id = chosen.parent_id or f"p-{secrets.token_hex(8)}"
         self._blobs = BlobStore(bus, "parent")
-        self._shipping = Shipping(
+        self._requests = ForkRequests(
             self._blobs,
             parent_id=self._parent_id,
             heartbeat_s=chosen.heartbeat_s,
@@ -219,7 +216,7 @@ class NatsForkSubagent:
 
         if each:
             each = await self._with_workspaces(each)
-            await self._shipping.request(each[0], group=group)  # so that all find the snapshot shipped
+            await self._requests.request(each[0], group=group)  # so that all find the snapshot shipped
         async with asyncio.TaskGroup() as tasks:
             publishing = [tasks.create_task(publish(one)) for one in each]
         outcomes = [task.result() for task in publishing]
@@ -241,7 +238,7 @@ class NatsForkSubagent:
             ForkRefused: The workspace cannot be captured.
             BusError: An upload failed.
         """
-        return replace(params, workspace=await self._shipping.workspaces.ship(params.workspace))
+        return replace(params, workspace=await self._requests.workspaces.ship(params.workspace))
 
     async def _with_workspaces(self, each: Sequence[ForkParams]) -> list[ForkParams]:
         """Capture every workspace once, so that all children of a fan-out begin with the same files."""
@@ -261,7 +258,7 @@ class NatsForkSubagent:
             observer=params.on_message,
         )
         run = self._remote(record, params.on_permission)
-        request = await self._shipping.request(params, group=group)
+        request = await self._requests.request(params, group=group)
         if request.parent_tools is not None and request.parent_tools.files:
             folders = [Path(folder) for folder in memory_folders(request.filters)]
             run.audit = await begin_audit(record.run_id, params.tool_filter, folders)
@@ -398,7 +395,7 @@ class NatsForkSubagent:
     def _serve(
         self, own: _Own, request: Requested, dispatcher: ToolDispatcher, context: ParentContext, *, files: bool
     ) -> None:
-        own.run.servant = ToolServant(
+        own.run.tool_server = ParentToolServer(
             run_id=own.run.record.run_id,
             request=request,
             dispatcher=dispatcher,
@@ -465,7 +462,7 @@ class NatsForkSubagent:
         if asked.what != "blob":
             return
         try:
-            payload = await self._shipping.again(asked.payload)
+            payload = await self._requests.again(asked.payload)
             if payload is None:
                 return
             answer = Answer(kind="answer", at=time.time(), data={"payload": payload.model_dump(exclude_none=True)})
@@ -497,11 +494,11 @@ class _Control:
 
     def abort(self, note: str) -> Awaitable[None]:
         """Put an abort on the run's log; awaited, it is there."""
-        return UnderWay(self._owner._beside(self._own, self._own.run.abort(note)))
+        return PendingAction(self._owner._beside(self._own, self._own.run.abort(note)))
 
     def message(self, text: str) -> Awaitable[None]:
         """Put a message into the run's inbox; awaited, it is there."""
-        return UnderWay(self._owner._beside(self._own, self._own.run.message(text)))
+        return PendingAction(self._owner._beside(self._own, self._own.run.message(text)))
 
     async def answer(self, ask_id: str, answer: PermissionAnswer) -> None:
         """Put an answer into the run's inbox."""
@@ -523,3 +520,29 @@ class _Control:
         """Abort, so that nobody pays for a result nobody wants."""
         if self._owner._tasks is not None:
             self._owner._beside(self._own, self._own.run.abort("its handle was dropped unused"))
+
+
+async def fetch_work(result: ForkResult, blobs: BlobStore, *, root: str | os.PathLike[str] | None = None) -> Fetched:
+    """Take the work of a finished run into ``refs/forks/<run_id>`` of a repository.
+
+    Args:
+        result: The run's.
+        blobs: Where the bundle is.
+        root: The repository; where the run was forked from unless said.
+
+    Raises:
+        MissingBase: The repository lacks the commit the fork began with.
+        ForkRefused: There is nothing to fetch, or what came back is not what it should be.
+        BusError: The bundle could not be fetched.
+    """
+    work = result.workspace
+    if work is None:
+        raise ForkRefused(f"Run {result.run_id} ({result.status}) had no git workspace; there is nothing to fetch.")
+    if work.bundle is None:
+        if work.problem:
+            raise ForkRefused(f"Nothing of the work of run {result.run_id} can be fetched: {work.problem}")
+        raise ForkRefused(f"Run {result.run_id} changed nothing; there is nothing to fetch.")
+    target = os.fspath(root) if root is not None else work.root
+    if root is None and not await asyncio.to_thread(os.path.isdir, target):
+        raise ForkRefused(f"The repository {target} of run {result.run_id} is not on this host; name a clone of it.")
+    return await fetch_bundle(target, result.run_id, work, await blobs.get(work.bundle))

@@ -7,8 +7,10 @@ rather than left running up a bill; saying otherwise is explicit: `detach`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary
 
 from nexofork.engine.events import ForkAsked, ForkEnded, ForkPermitted, ForkStarted, TextStreamed
 from nexofork.engine.permissions import PermissionAnswer, parse_rule
@@ -17,12 +19,12 @@ from nexofork.errors import ForkIsOver, ForkRefused
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from nexofork.engine.events import ForkEvent
     from nexofork.engine.workspace.fetching import Fetched
 
-__all__ = ["ForkControl", "ForkHandle", "ForkRecord"]
+__all__ = ["Foreground", "ForkControl", "ForkHandle", "ForkRecord", "HandleGroups", "as_completed"]
 
 log = logging.getLogger(__name__)
 
@@ -261,3 +263,89 @@ class ForkHandle:
         if record is None or self._claimed or record.result is not None or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._control.dropped)
+
+
+async def as_completed(handles: Iterable[ForkHandle]) -> AsyncIterator[ForkResult]:
+    """Yield each fork's result as soon as it is over, whatever the status; forks here and on a fleet may be mixed.
+
+    The handles are held until the loop is left. Leaving it early neither aborts nor detaches the others: dropping
+    their handles unused aborts them, as always.
+    """
+    held = list(dict.fromkeys(handles))
+    over: asyncio.Queue[ForkResult] = asyncio.Queue()
+    forget = [handle.when_over(over.put_nowait) for handle in held]
+    try:
+        for _ in held:
+            yield await over.get()
+    finally:
+        for stop in forget:
+            stop()
+
+
+class HandleGroups:
+    """The handles of one parent by group, for as long as somebody holds them."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, WeakValueDictionary[int, ForkHandle]] = {}
+        self._numbers = itertools.count()
+
+    def add(self, group: str | None, handle: ForkHandle) -> ForkHandle:
+        """Remember a handle, and return it."""
+        if group is not None:
+            if group not in self._groups:
+                # Names are let go of too, or a parent that makes up one per fan-out would keep them all.
+                self._groups = {name: handles for name, handles in self._groups.items() if handles}
+            self._groups.setdefault(group, WeakValueDictionary())[next(self._numbers)] = handle
+        return handle
+
+    def of(self, group: str) -> list[ForkHandle]:
+        """Return the group's handles that somebody holds, in the order the forks were started."""
+        return [handle for _, handle in sorted(self._groups.get(group, {}).items())]
+
+
+class Foreground:
+    """The synchronous waits of one parent."""
+
+    def __init__(self, *, auto_background_s: float | None = None) -> None:
+        self._auto_background_s = auto_background_s
+        self._waits: dict[str, asyncio.Event] = {}
+
+    async def wait(self, handles: Sequence[ForkHandle]) -> None:
+        """Return when each of the forks is over or was moved to the background; they notice neither.
+
+        Cancelling the wait aborts those that still run, waits for their end, and the cancellation goes on.
+        """
+        try:
+            async with asyncio.TaskGroup() as waits:
+                for handle in handles:
+                    waits.create_task(self._one(handle))
+        except asyncio.CancelledError:
+            for handle in handles:
+                await handle.abort("the caller stopped waiting")
+            for handle in handles:
+                await handle.result()
+            raise
+
+    def background(self, run_id: str | None = None) -> int:
+        """Move one wait, or all of them, to the background.
+
+        Returns:
+            How many waits were moved.
+        """
+        waits = [wait for key, wait in self._waits.items() if run_id in (None, key)]
+        for wait in waits:
+            wait.set()
+        return len(waits)
+
+    async def _one(self, handle: ForkHandle) -> None:
+        moved = self._waits[handle.run_id] = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._auto_background_s), asyncio.TaskGroup() as racers:
+                over = racers.create_task(handle.result())
+                asked = racers.create_task(moved.wait())
+                over.add_done_callback(lambda _: asked.cancel())
+                asked.add_done_callback(lambda _: over.cancel())
+        except TimeoutError:
+            return
+        finally:
+            del self._waits[handle.run_id]

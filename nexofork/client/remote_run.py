@@ -20,8 +20,8 @@ from nexofork.bus.pickup import queue_depth
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.reading import last_direct
 from nexofork.bus.run_log import RunLog, posted_abort
-from nexofork.client.letters import post_letter, written
-from nexofork.client.permitting import Permitting, check_open, put_answer, reply_of
+from nexofork.client.answers import Permitting, check_open, put_answer, reply_of
+from nexofork.client.child_messages import post_letter, written
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
 from nexofork.engine.abort import Abort, AbortReason
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.connection import Bus, Msg, Subscription
     from nexofork.client.handle import ForkRecord
-    from nexofork.client.serving import ToolServant
+    from nexofork.client.parent_tools import ParentToolServer
     from nexofork.engine.events import ForkEvent
     from nexofork.engine.filters.audit import Audit
     from nexofork.engine.permissions import PermissionAnswer
@@ -87,7 +87,7 @@ class RemoteRun:
         self.record = record
         self.claimed = asyncio.Event()
         """Set once a daemon took the run, or it ended without one."""
-        self.servant: ToolServant | None = None
+        self.tool_server: ParentToolServer | None = None
         """Runs the tool calls that its daemon asks for; None leaves them to somebody else."""
         self.audit: Audit | None = None
         """Looks at what changed here, where the run's filter limits that."""
@@ -177,8 +177,8 @@ class RemoteRun:
         """
         if self.record.result is None:
             await self.log.abort(wire.AbortEvent(at=time.time(), note=note, by=self._parent_id))
-            if self.servant is not None:
-                self.servant.stop()
+            if self.tool_server is not None:
+                self.tool_server.stop()
             self._overdue = True
             self._reread()  # no daemon may be there to report what the log says already
 
@@ -358,8 +358,8 @@ class RemoteRun:
             case wire.ToolFinished():
                 name = self._names.get(message.call_id, "")
                 self._add(ToolFinished(run_id=run_id, call_id=message.call_id, name=name, is_error=message.is_error))
-                if self.servant is not None:
-                    self.servant.settled(message.turn, message.call_id)
+                if self.tool_server is not None:
+                    self.tool_server.settled(message.turn, message.call_id)
             case wire.Delivered():
                 for letter_id in message.ids:
                     self._posted.pop(letter_id, None)
@@ -380,8 +380,8 @@ class RemoteRun:
                 self._aborting = True
             case wire.Final():
                 self.claimed.set()
-                if self.servant is not None:
-                    self.servant.stop()
+                if self.tool_server is not None:
+                    self.tool_server.stop()
                 result = await self._result(message)
                 self._end(await self.audit.added(result) if self.audit else result)
 
@@ -398,8 +398,8 @@ class RemoteRun:
             self._permitting.asked(question)
         elif asked.what == "blob":
             await self._on_asked(self, asked)
-        elif self.servant is not None and None not in settled and (asked.turn, asked.call_id) not in settled:
-            self.servant.asked(asked, headers)
+        elif self.tool_server is not None and None not in settled and (asked.turn, asked.call_id) not in settled:
+            self.tool_server.asked(asked, headers)
 
     async def _question(self, asked: wire.Asked) -> ForkAsked:
         arguments = None

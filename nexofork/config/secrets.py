@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nexofork.config.reading import Settings
+    from nexofork.config.settings import Settings
 
 __all__ = ["PROVIDER_VARIABLES", "ProviderKey", "find_provider_key"]
 

@@ -13,7 +13,7 @@ from opentelemetry import metrics
 from nexofork.economics.prices import cost_usd
 from nexofork.errors import UnknownModelPrice
 from nexofork.telemetry import names
-from nexofork.telemetry.values import exportable_count, exportable_text
+from nexofork.telemetry.names import exportable_count, exportable_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

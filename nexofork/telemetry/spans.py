@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from nexofork.core.query_source import is_named
 from nexofork.telemetry import metrics, names
-from nexofork.telemetry.propagation import traced
+from nexofork.telemetry.names import exportable, exportable_count, exportable_text
 from nexofork.telemetry.settings import content_wanted
-from nexofork.telemetry.values import exportable, exportable_count, exportable_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "cache_break_detected",
     "changed_despite_filter",
+    "continued",
     "current_run",
     "error_name",
     "fork_ended",
@@ -44,6 +45,8 @@ __all__ = [
     "set_content",
     "set_error",
     "tool_denied",
+    "trace_headers",
+    "traced",
     "usage_attributes",
 ]
 
@@ -55,6 +58,7 @@ _CONTENT_CHARS = 16_000
 
 current_run: ContextVar[str] = ContextVar("current_run", default="")
 """The run that is worked on, for log lines that do not name it."""
+_W3C = TraceContextTextMapPropagator()
 
 
 @contextmanager
@@ -262,3 +266,29 @@ def changed_despite_filter(*, run_id: str, changes: Sequence[tuple[str, str]]) -
         more,
         extra={"run_id": run_id},
     )
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the headers that continue the current trace elsewhere; none where nothing is traced."""
+    headers: dict[str, str] = {}
+    _W3C.inject(headers)
+    return headers
+
+
+def traced(headers: Mapping[str, str]) -> Context:
+    """Return the context that a message's headers carry; an empty one where they carry none."""
+    return _W3C.extract(headers, context=context.Context())
+
+
+@contextmanager
+def continued(headers: Mapping[str, str]) -> Iterator[None]:
+    """Go on with the trace of a message; where it has none, with the current one."""
+    carried = traced(headers)
+    if not carried:
+        yield
+        return
+    token = context.attach(carried)
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from opentelemetry.trace import SpanKind
 
 from nexofork.telemetry import metrics, names
+from nexofork.telemetry.names import exportable_text
 from nexofork.telemetry.spans import error_name, message, open_span, set_content, set_error, usage_attributes
-from nexofork.telemetry.values import exportable_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,8 +27,8 @@ from nexofork.engine.sandbox.opening import open_sandbox, shared_folders
 from nexofork.engine.tool_names import BUILTIN_TOOLS
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.mcp_config import read_mcp_config
+from nexofork.telemetry.sdk import open_telemetry
 from nexofork.telemetry.settings import read_settings
-from nexofork.telemetry.setup import open_telemetry
 from nexofork_daemon.health import Health, open_health
 from nexofork_daemon.run_environment import Environments, open_tool_sources
 from nexofork_daemon.service import run_daemon

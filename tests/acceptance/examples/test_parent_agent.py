@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.client.run_listing import list_runs
+from nexofork.client.runs import list_runs
 from nexofork.wire import messages as wire
 from tests.support.conversation import call
 from tests.support.parents import body_of
@@ -20,7 +20,7 @@ from tests.support.screens import CTRL_B, CTRL_C, CTRL_D, AtTerminal
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from nexofork.client.run_listing import RunRow
+    from nexofork.client.runs import RunRow
     from tests.support.fleet import Fleet
 
 pytestmark = needs_bubblewrap

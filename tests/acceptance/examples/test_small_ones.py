@@ -10,7 +10,7 @@ import urllib.request
 from asyncio.subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
-from nexofork.client.run_listing import list_runs
+from nexofork.client.runs import list_runs
 from nexofork.wire import messages as wire
 from tests.acceptance.examples.conftest import EXAMPLES
 from tests.support.conversation import KEY, call, says

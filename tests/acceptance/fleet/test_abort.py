@@ -11,7 +11,7 @@ import pytest
 
 from nexofork import AbortToken, ForkStatus, PathWorkspace
 from nexofork.bus.pickup import Delivery, Pickup
-from nexofork.client.run_listing import list_runs
+from nexofork.client.runs import list_runs
 from nexofork.engine.abort import AbortReason
 from nexofork.errors import BadMessage
 from nexofork.wire import messages as wire

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nexofork import ForkStatus
-from nexofork.client.run_listing import list_runs
+from nexofork.client.runs import list_runs
 from nexofork.wire import messages as wire
 from tests.support.conversation import says
 

@@ -19,7 +19,7 @@ from nexofork.bus.jetstream import store
 from nexofork.bus.ledger import append_calls, check_ledger, read_bookings
 from nexofork.bus.run_log import RunLog
 from nexofork.cli import run_command
-from nexofork.client.run_listing import claimants, find_runs, list_runs
+from nexofork.client.runs import claimants, find_runs, list_runs
 from nexofork.core.usage import Usage
 from nexofork.errors import OverBudget
 from nexofork.wire.budget import Account, budget_run_id

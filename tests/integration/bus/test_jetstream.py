@@ -13,8 +13,8 @@ from nexofork.bus.jetstream import PLAIN_API
 from nexofork.bus.provisioning import provision
 from nexofork.bus.reading import read_subject
 from nexofork.bus.run_log import RunLog
-from nexofork.client.letters import post_letter, written
-from nexofork.client.permitting import put_answer, reply_of
+from nexofork.client.answers import put_answer, reply_of
+from nexofork.client.child_messages import post_letter, written
 from nexofork.engine.permissions import PermissionAnswer
 from nexofork.errors import BusError, ForkRefused
 from nexofork.wire.messages import AbortEvent, Requested

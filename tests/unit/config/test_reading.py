@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexofork.config.keys import CLIENT_KEYS, DAEMON_KEYS, INLINE_SECRETS
-from nexofork.config.reading import Settings, Surroundings, read_settings
+from nexofork.config.settings import Settings, Surroundings, read_settings
 from nexofork.errors import BadSettings, SettingProblem
 from nexofork_daemon.settings import DaemonSettings, daemon_settings
 

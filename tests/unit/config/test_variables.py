@@ -9,8 +9,7 @@ import pytest
 
 import nexofork
 from nexofork.config.keys import CLIENT_KEYS
-from nexofork.config.reading import Surroundings, read_settings
-from nexofork.config.variables import KNOWN_VARIABLES, unread_variables
+from nexofork.config.settings import KNOWN_VARIABLES, Surroundings, read_settings, unread_variables
 from nexofork.errors import BadSettings
 
 _NAME = re.compile(r"\"(NEXOFORKD?_[A-Z_]+[A-Z])\"")

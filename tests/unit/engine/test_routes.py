@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexofork import AutoMemFilter, FunctionTools, ParentContext
-from nexofork.client.serving import MemoryFiles
+from nexofork.client.parent_tools import MemoryFiles
 from nexofork.engine.dispatch import ToolCall, ToolOutcome
 from nexofork.engine.routes import NamedTools, RoutedTools
 from nexofork.engine.tools.bubbled import (

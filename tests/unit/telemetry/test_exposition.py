@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from nexofork.telemetry.exposition import exposition
+from nexofork.telemetry.prometheus import exposition
 from tests.support.scraping import parse
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from nexofork.telemetry.guard import WordlessExporter
+from nexofork.telemetry.sdk import WordlessExporter
 
 SECRET = "xyzzy-7421"
 

@@ -11,8 +11,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from nexofork.telemetry.logs import TraceFields
-from nexofork.telemetry.propagation import continued, trace_headers, traced
-from nexofork.telemetry.spans import process_span
+from nexofork.telemetry.spans import continued, process_span, trace_headers, traced
 
 if TYPE_CHECKING:
     import pytest

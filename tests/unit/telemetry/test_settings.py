@@ -14,8 +14,8 @@ import pytest
 
 from nexofork.cli import run_command
 from nexofork.errors import ForkRefused
+from nexofork.telemetry.names import exportable_count, exportable_text
 from nexofork.telemetry.settings import TelemetrySettings, content_wanted, read_settings
-from nexofork.telemetry.values import exportable_count, exportable_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +76,7 @@ def test_a_command_names_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, capfd
 
 _EXPORTS = """
 from nexofork.telemetry.settings import read_settings
-from nexofork.telemetry.setup import open_telemetry
+from nexofork.telemetry.sdk import open_telemetry
 from nexofork.telemetry.spans import send_span
 with open_telemetry(read_settings(), service="test"):
     with send_span("fork", "run-1"):

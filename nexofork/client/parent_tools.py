@@ -26,7 +26,7 @@ from nexofork.engine.tools.bubbled import FILE_TOOLS, decode_arguments, encode_o
 from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.engine.tools.threads import in_thread
 from nexofork.errors import BadMessage, BusError, ForkRefused
-from nexofork.telemetry.propagation import continued
+from nexofork.telemetry.spans import continued
 from nexofork.wire.messages import Answer, ParentTools, encode
 from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import inbox
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nexofork.engine.params import ForkParams, ParentContext
     from nexofork.wire.messages import Asked, Requested
 
-__all__ = ["MemoryFiles", "ToolServant", "offered"]
+__all__ = ["MemoryFiles", "ParentToolServer", "offered"]
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class _Serving:
 
 
 @dataclass(slots=True, kw_only=True)
-class ToolServant:
+class ParentToolServer:
     """Runs one run's questions here."""
 
     run_id: str

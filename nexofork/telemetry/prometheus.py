@@ -10,13 +10,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Histogram,
-    HistogramDataPoint,
-    NumberDataPoint,
-    Sum,
-)
+from opentelemetry.sdk.metrics.export import AggregationTemporality, Histogram, HistogramDataPoint, NumberDataPoint, Sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -19,7 +19,7 @@ from nexofork.bus.credentials import LOCAL
 from nexofork.bus.peers import Peers
 from nexofork.bus.pickup import queue_state
 from nexofork.bus.presence import PresenceBoard
-from nexofork.client.run_listing import claimants
+from nexofork.client.runs import claimants
 from nexofork.engine.events import ForkEnded
 from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.engine.workspace import PathWorkspace, ShippedWorkspace

@@ -6,27 +6,68 @@ that may be a secret.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
-from nexofork.config.keys import INLINE_SECRETS
+from nexofork.bus.admission import trust
+from nexofork.bus.credentials import read_login
+from nexofork.config.keys import DAEMON_KEYS, INLINE_SECRETS
 from nexofork.config.kinds import WrongValue, looks_secret, shown, toml_type
-from nexofork.config.variables import unread_variables
-from nexofork.errors import BadSettings, SettingProblem
+from nexofork.config.secrets import find_provider_key
+from nexofork.economics.settings import PRICES_VARIABLE
+from nexofork.engine.tools.mcp_config import read_mcp_config
+from nexofork.errors import BadSettings, BusError, ForkRefused, SettingProblem
+from nexofork.telemetry.settings import CONTENT_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nexofork.config.keys import Key
 
-__all__ = ["Level", "Setting", "Settings", "Surroundings", "read_settings"]
+__all__ = [
+    "KNOWN_VARIABLES",
+    "Level",
+    "Setting",
+    "Settings",
+    "Surroundings",
+    "content_problems",
+    "missing_key",
+    "read_settings",
+    "unread_variables",
+]
 
 Level = Literal["flag", "environment", "file", "credential", "default"]
 _LEVELS: tuple[Level, ...] = ("default", "credential", "file", "environment", "flag")
 _WHO = ("nats.creds_file", "nats.nkey_file")
+_ELSEWHERE = {
+    PRICES_VARIABLE,
+    CONTENT_VARIABLE,
+    "NEXOFORK_CONFIG",
+    "NEXOFORKD_CONFIG",
+    "NEXOFORK_FORK_SUBAGENT",
+    "NEXOFORK_COORDINATOR",
+    "NEXOFORK_NON_INTERACTIVE",
+    "NEXOFORK_AUTO_BACKGROUND",
+    "NEXOFORK_KEEP_PROJECT_CONVENTIONS",
+    "NEXOFORK_KEEP_GIT_STATUS",
+}
+"""What is read apart from settings: the paths of files, and what parents are told about agents."""
+KNOWN_VARIABLES = frozenset({key.variable for key in DAEMON_KEYS} | _ELSEWHERE)
+
+_OURS = re.compile(r"NEXOFORKD?(?:_(.*))?")
+# Orchestrators make variables of their own from the names of services, as NEXOFORK_SERVICE_HOST.
+_OF_A_SERVICE = re.compile(r".*_(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+_OPENED: tuple[tuple[str, Callable[[Path], Any], str], ...] = (
+    ("nats.creds_file", lambda path: read_login(path, None), "Name a file that holds a user's seed."),
+    ("nats.nkey_file", lambda path: read_login(None, path), "Name a file that holds a user's seed."),
+    ("nats.ca_file", trust, "Name a certificate in PEM form."),
+    ("tools.mcp_config", read_mcp_config, "Correct the file."),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,3 +297,61 @@ class _Reading:
 
     def _wrong(self, where: str, said: str, fix: str) -> None:
         self.problems.append(SettingProblem(where=where, said=said, fix=fix))
+
+
+def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence or two on each variable that nothing reads, with what may have been meant."""
+    for name in sorted(environment):
+        found = _OURS.fullmatch(name)
+        if found is None or name in KNOWN_VARIABLES or _of_a_service(name, environment[name]):
+            continue
+        meant = _meant(name, found[1] or "")
+        yield f"{name} is no setting of ours and is ignored." + (f" Did you mean {meant}?" if meant else "")
+
+
+def _of_a_service(name: str, value: str) -> bool:
+    return _OF_A_SERVICE.fullmatch(name) is not None or _ADDRESS.match(value) is not None
+
+
+def _meant(name: str, rest: str) -> str | None:
+    """The variable with the section that was left out, else the nearest."""
+    whole = (key.variable for key in DAEMON_KEYS if rest in (key.name.upper(), key.variable.removeprefix("NEXOFORK_")))
+    return next(whole, None) or next(iter(get_close_matches(name, KNOWN_VARIABLES, 1)), None)
+
+
+def content_problems(settings: Settings, environment: Mapping[str, str]) -> Iterator[SettingProblem]:
+    """Yield what is wrong with the content of each file that is in force."""
+    for path, read, fix in _OPENED:
+        setting = settings.by_path.get(path)
+        if setting is None or setting.value is None:
+            continue
+        try:
+            read(setting.value)
+        except (BusError, ForkRefused) as exc:
+            yield SettingProblem(where=f"{path} ({setting.source})", said=f"cannot be used: {_reason(exc)}", fix=fix)
+    try:
+        _provider_key(settings, environment)
+    except BadSettings as exc:
+        yield from exc.problems
+    except ForkRefused:
+        return  # that there is none is no file's fault
+
+
+def missing_key(settings: Settings, environment: Mapping[str, str]) -> str | None:
+    """Return what is to be said where a daemon would find no key for the provider; systemd may yet give it one."""
+    try:
+        _provider_key(settings, environment)
+    except BadSettings:
+        return None
+    except ForkRefused as exc:
+        return str(exc)
+    return None
+
+
+def _provider_key(settings: Settings, environment: Mapping[str, str]) -> None:
+    if "provider.api_key_file" in settings.by_path:
+        find_provider_key(settings, environment)
+
+
+def _reason(exc: BusError | ForkRefused) -> str:
+    return getattr(exc, "reason", "") or str(exc).rstrip(".")

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from nexofork.bus.jetstream import call
 from nexofork.bus.presence import PresenceBoard, read_presence
 from nexofork.bus.reading import Stored, read_subject
-from nexofork.client.run_listing import is_asked_for, is_run_id, list_runs, stored_at
-from nexofork.client.run_rows import RunRow, advanced, attended, requested_row
+from nexofork.client.runs import (
+    RunRow,
+    advanced,
+    attended,
+    is_asked_for,
+    is_run_id,
+    list_runs,
+    requested_row,
+    stored_at,
+)
 from nexofork.core.usage import Usage
 from nexofork.errors import BadMessage, BusError
 from nexofork.wire import messages as wire

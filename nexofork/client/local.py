@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
-from nexofork.client.completion import HandleGroups
-from nexofork.client.handle import ForkHandle, ForkRecord
-from nexofork.client.waiting import Foreground
+from nexofork.client.handle import Foreground, ForkHandle, ForkRecord, HandleGroups
 from nexofork.engine.abort import AbortReason, AbortToken
 from nexofork.engine.budget import LocalTill, RunPurse, cost_of
 from nexofork.engine.continuing import check_changes, check_end, continued

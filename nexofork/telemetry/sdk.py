@@ -22,26 +22,29 @@ from opentelemetry.sdk.metrics.export import (
     PeriodicExportingMetricReader,
 )
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.trace import Status
 
 from nexofork import __version__
 from nexofork.errors import ForkRefused
 from nexofork.telemetry import names
-from nexofork.telemetry.exposition import exposition
-from nexofork.telemetry.guard import WordlessExporter
+from nexofork.telemetry.prometheus import exposition
 from nexofork.telemetry.settings import content_wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from opentelemetry.sdk.trace.export import SpanExportResult
 
     from nexofork.telemetry.settings import Exporter, TelemetrySettings
 
-__all__ = ["Telemetry", "open_telemetry"]
+__all__ = ["Telemetry", "WordlessExporter", "open_telemetry"]
 
 log = logging.getLogger(__name__)
 
 _CLOSING_S = 2.0
+_WORDS = frozenset(("exception.message", "exception.stacktrace"))
 
 
 class Telemetry:
@@ -164,3 +167,46 @@ def _close(closing: Iterable[Callable[[], object]]) -> None:
         worker.join(max(0.0, deadline - time.monotonic()))
     if any(worker.is_alive() for worker in workers):
         log.warning("telemetry was not exported to its end: the collector did not answer within %g s", _CLOSING_S)
+
+
+class WordlessExporter(SpanExporter):
+    """Another exporter, given spans without the words of errors."""
+
+    def __init__(self, inner: SpanExporter) -> None:
+        self._inner = inner
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export the spans without their words."""
+        return self._inner.export([_wordless(span) for span in spans])
+
+    def shutdown(self) -> None:
+        """End the inner one."""
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the inner one."""
+        return self._inner.force_flush(timeout_millis)
+
+
+def _wordless(span: ReadableSpan) -> ReadableSpan:
+    if not span.status.description and not any(_WORDS & set(event.attributes or ()) for event in span.events):
+        return span
+    return ReadableSpan(
+        name=span.name,
+        context=span.get_span_context(),
+        parent=span.parent,
+        resource=span.resource,
+        attributes=span.attributes,
+        events=[_wordless_event(event) for event in span.events],
+        links=span.links,
+        kind=span.kind,
+        status=Status(span.status.status_code),
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def _wordless_event(event: Event) -> Event:
+    kept = {key: value for key, value in (event.attributes or {}).items() if key not in _WORDS}
+    return Event(event.name, kept, event.timestamp)
