@@ -20,7 +20,7 @@ from nexofork.bus.embedded import EmbeddedServer
 from nexofork.client.fleet import connect
 from nexofork.core.reply import Reply
 from nexofork.core.snapshot import CacheSafeParams
-from nexofork.engine.params import ForkParams
+from nexofork.run.params import ForkParams
 from nexofork.simulator import simulator_thread
 
 if TYPE_CHECKING:

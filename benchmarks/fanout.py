@@ -29,7 +29,7 @@ from nexofork.bus.embedded import EmbeddedServer
 from nexofork.client.fleet import FleetSettings, connect
 from nexofork.core.reply import Reply
 from nexofork.core.snapshot import CacheSafeParams
-from nexofork.engine.params import ForkParams
+from nexofork.run.params import ForkParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

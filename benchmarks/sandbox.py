@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
-from nexofork.engine.tools.commands import Output, run_command
-from nexofork.engine.tools.place import Place
 from nexofork.errors import SandboxUnavailable
+from nexofork.sandbox.sandbox import SandboxSettings, open_sandbox
+from nexofork.tools.place import Place
+from nexofork.tools.process import Output, run_command
 
 if TYPE_CHECKING:
-    from nexofork.engine.sandbox.enclosure import Enclosure
+    from nexofork.sandbox.run_sandbox import Enclosure
 
 __all__ = ["main"]
 

@@ -28,10 +28,10 @@ from nexofork.bus.run_log import RunLog
 from nexofork.client.fleet import connect
 from nexofork.core.reply import Reply
 from nexofork.core.snapshot import CacheSafeParams
-from nexofork.engine.params import ForkParams
-from nexofork.engine.workspace import GitWorkspace
+from nexofork.run.params import ForkParams
 from nexofork.wire.messages import Requested, WorkspaceReady
 from nexofork.wire.workspace import GitSpec
+from nexofork.workspace import GitWorkspace
 
 if TYPE_CHECKING:
     from nexofork.client.fleet import NatsForkSubagent

@@ -38,8 +38,8 @@ from nexofork import (
 )
 from nexofork.agents.context import read_context
 from nexofork.bus.connection import BusSettings
-from nexofork.engine.workspace.capture import locate
 from nexofork.errors import BusError
+from nexofork.workspace.capture import locate
 
 if TYPE_CHECKING:
     from nexofork import ForkParams

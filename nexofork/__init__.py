@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams, CacheSafeSlot
     from nexofork.economics.estimate import Estimate, estimate
-    from nexofork.engine.abort import AbortToken
-    from nexofork.engine.budget import Budget
-    from nexofork.engine.dispatch import FunctionTools
-    from nexofork.engine.filters import AllOfFilter, AllowAllFilter, AutoMemFilter, ProfileFilter, ReadOnlyFilter
-    from nexofork.engine.notices import task_notification
-    from nexofork.engine.params import DelegateMode, ForkOverrides, ForkParams, ParentContext
-    from nexofork.engine.permissions import PermissionAnswer, PermissionAsk, Permissions
-    from nexofork.engine.result import ForkResult, ForkStatus
-    from nexofork.engine.workspace import GitWorkspace, PathWorkspace
     from nexofork.errors import NexoforkError
+    from nexofork.policy.filters import AllOfFilter, AllowAllFilter, AutoMemFilter, ProfileFilter, ReadOnlyFilter
+    from nexofork.policy.permissions import PermissionAnswer, PermissionAsk, Permissions
     from nexofork.providers.anthropic import AnthropicProvider
     from nexofork.providers.capture import capture
+    from nexofork.run.abort import AbortToken
+    from nexofork.run.budget import Budget
+    from nexofork.run.params import DelegateMode, ForkOverrides, ForkParams
+    from nexofork.run.result import ForkResult, ForkStatus, task_notification
+    from nexofork.tools.dispatch import FunctionTools, ParentContext
+    from nexofork.workspace import GitWorkspace, PathWorkspace
 
 __all__ = [
     "AbortToken",
@@ -81,46 +80,46 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AbortToken": "nexofork.engine.abort",
+    "AbortToken": "nexofork.run.abort",
     "AgentDefinition": "nexofork.agents.definition",
     "AgentRegistry": "nexofork.agents.registry",
     "AgentTool": "nexofork.agents.tool",
-    "AllOfFilter": "nexofork.engine.filters",
-    "AllowAllFilter": "nexofork.engine.filters",
+    "AllOfFilter": "nexofork.policy.filters",
+    "AllowAllFilter": "nexofork.policy.filters",
     "AnthropicProvider": "nexofork.providers.anthropic",
-    "AutoMemFilter": "nexofork.engine.filters",
+    "AutoMemFilter": "nexofork.policy.filters",
     "BlockingForkSubagent": "nexofork.client.blocking",
-    "Budget": "nexofork.engine.budget",
+    "Budget": "nexofork.run.budget",
     "CacheSafeParams": "nexofork.core.snapshot",
     "CacheSafeSlot": "nexofork.core.snapshot",
     "DefaultForkSubagent": "nexofork.client.local",
     "DelegationTool": "nexofork.agents.delegation",
-    "DelegateMode": "nexofork.engine.params",
+    "DelegateMode": "nexofork.run.params",
     "Estimate": "nexofork.economics.estimate",
     "FleetSettings": "nexofork.client.fleet",
     "ForkHandle": "nexofork.client.handle",
-    "ForkOverrides": "nexofork.engine.params",
-    "ForkParams": "nexofork.engine.params",
-    "ForkResult": "nexofork.engine.result",
-    "ForkStatus": "nexofork.engine.result",
-    "FunctionTools": "nexofork.engine.dispatch",
-    "GitWorkspace": "nexofork.engine.workspace",
+    "ForkOverrides": "nexofork.run.params",
+    "ForkParams": "nexofork.run.params",
+    "ForkResult": "nexofork.run.result",
+    "ForkStatus": "nexofork.run.result",
+    "FunctionTools": "nexofork.tools.dispatch",
+    "GitWorkspace": "nexofork.workspace",
     "NatsForkSubagent": "nexofork.client.fleet",
     "NexoforkError": "nexofork.errors",
-    "ParentContext": "nexofork.engine.params",
-    "PathWorkspace": "nexofork.engine.workspace",
-    "PermissionAnswer": "nexofork.engine.permissions",
-    "PermissionAsk": "nexofork.engine.permissions",
-    "Permissions": "nexofork.engine.permissions",
-    "ProfileFilter": "nexofork.engine.filters",
+    "ParentContext": "nexofork.tools.dispatch",
+    "PathWorkspace": "nexofork.workspace",
+    "PermissionAnswer": "nexofork.policy.permissions",
+    "PermissionAsk": "nexofork.policy.permissions",
+    "Permissions": "nexofork.policy.permissions",
+    "ProfileFilter": "nexofork.policy.filters",
     "QuerySource": "nexofork.core.query_source",
-    "ReadOnlyFilter": "nexofork.engine.filters",
+    "ReadOnlyFilter": "nexofork.policy.filters",
     "Reply": "nexofork.core.reply",
     "as_completed": "nexofork.client.handle",
     "capture": "nexofork.providers.capture",
     "connect": "nexofork.client.fleet",
     "estimate": "nexofork.economics.estimate",
-    "task_notification": "nexofork.engine.notices",
+    "task_notification": "nexofork.run.result",
 }
 
 

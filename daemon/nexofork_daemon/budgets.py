@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nexofork.bus.group_budget import GroupBudgets, LeftBehind
-from nexofork.engine.budget import LocalTill, RunPurse, cost_of
+from nexofork.run.budget import LocalTill, RunPurse, cost_of
 from nexofork.wire.budget import Account
 from nexofork.wire.messages import Amount, BudgetLimit
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.bus.group_budget import GroupBudget
-    from nexofork.engine.budget import Purse
-    from nexofork.engine.params import ForkParams
+    from nexofork.run.budget import Purse
+    from nexofork.run.params import ForkParams
     from nexofork.wire.messages import Requested
     from nexofork_daemon.run_state import BudgetedCall, RunState
 

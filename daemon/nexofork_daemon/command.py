@@ -29,10 +29,10 @@ from nexofork.config.keys import DAEMON_KEYS
 from nexofork.config.secrets import find_provider_key
 from nexofork.config.settings import read_settings
 from nexofork.economics.prices import current_prices
-from nexofork.engine.sandbox.opening import open_sandbox, shared_folders
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.mcp_config import read_mcp_config
 from nexofork.providers.anthropic import AnthropicProvider
+from nexofork.sandbox.sandbox import open_sandbox, shared_folders
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.mcp_config import read_mcp_config
 from nexofork_daemon.health import Health, open_health
 from nexofork_daemon.logs import start_logging
 from nexofork_daemon.run_environment import Environments, open_tool_sources
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
     from nexofork.config.settings import Settings
-    from nexofork.engine.sandbox.opening import Sandbox
+    from nexofork.sandbox.sandbox import Sandbox
     from nexofork_daemon.settings import DaemonSettings
 
 __all__ = ["main"]

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from nexofork.bus.failures import MissingBlob, RunAborted
 from nexofork.bus.reading import first_few, first_of, last_direct, last_of, last_of_many, stored_at
 from nexofork.bus.run_log import RunLog
-from nexofork.engine.abort import Abort, AbortReason, AbortToken
-from nexofork.engine.ledger import CallOwner
-from nexofork.engine.result import CallRecord, ForkResult, ForkStatus
 from nexofork.errors import BadMessage, BusError, ForkRefused, NewerMessage, NexoforkError, RunLost, WorkspaceMismatch
+from nexofork.run.abort import Abort, AbortReason, AbortToken
+from nexofork.run.call_records import CallOwner
+from nexofork.run.result import CallRecord, ForkResult, ForkStatus
 from nexofork.telemetry import metrics
 from nexofork.telemetry.spans import process_span
 from nexofork.wire.messages import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nexofork.bus.pickup import Delivery
-    from nexofork.engine.journal import RecordedTurn
+    from nexofork.run.turns import RecordedTurn
     from nexofork_daemon.host import Host
     from nexofork_daemon.ledger import RunLedger
 

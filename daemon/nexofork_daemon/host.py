@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from nexofork.bus.clock import ServerClock
     from nexofork.bus.connection import Bus
     from nexofork.bus.peers import Peers
-    from nexofork.engine.warmth import Warmth
     from nexofork.providers.provider import Provider
+    from nexofork.run.prefix_gate import Warmth
     from nexofork.wire.messages import Daemon
     from nexofork_daemon.budgets import Budgets
     from nexofork_daemon.inbox import Inboxes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nexofork.bus.jetstream import call, retry
 from nexofork.bus.reading import read_subject
-from nexofork.engine.mailbox import Letter
+from nexofork.run.mailbox import Letter
 from nexofork.wire.messages import Answer
 from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import inbox_filter, run_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from nexofork.bus.connection import Bus, Msg
-    from nexofork.engine.mailbox import Mailbox
+    from nexofork.run.mailbox import Mailbox
 
 __all__ = ["InboxMail", "Inboxes", "NoticeFirst"]
 

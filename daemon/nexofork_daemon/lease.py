@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from nexofork.bus.pickup import RENEWALS
 from nexofork.bus.reading import last_of, last_of_many
-from nexofork.engine.abort import AbortReason
 from nexofork.errors import BadMessage, BusError
+from nexofork.run.abort import AbortReason
 from nexofork.wire.messages import AbortEvent, Claimed, decode_event, decode_report
 from nexofork.wire.streams import log_stream
 from nexofork.wire.subjects import events, run_filter, run_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nexofork.bus.pickup import Delivery
     from nexofork.bus.reading import Stored
     from nexofork.bus.run_log import RunLog
-    from nexofork.engine.abort import AbortToken
+    from nexofork.run.abort import AbortToken
     from nexofork.wire.messages import Parent, Requested
     from nexofork_daemon.host import Host
     from nexofork_daemon.run_writer import RunWriter

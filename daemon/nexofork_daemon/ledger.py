@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from nexofork.bus.failures import PayloadTooLarge, StoreFull
 from nexofork.bus.ledger import append_calls
-from nexofork.engine.ledger import booked
 from nexofork.errors import BusError
+from nexofork.run.call_records import booked
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
-    from nexofork.engine.ledger import CallFacts, CallOwner
+    from nexofork.run.call_records import CallFacts, CallOwner
     from nexofork.wire.ledger import BookedCall
     from nexofork.wire.messages import Daemon
 

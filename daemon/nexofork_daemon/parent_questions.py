@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from nexofork.bus.failures import RunAborted
 from nexofork.bus.reading import Stored, last_of
-from nexofork.engine.abort import AbortReason
-from nexofork.engine.permissions import PermissionAnswer
-from nexofork.engine.tools.bubbled import encode_arguments
 from nexofork.errors import BusError
+from nexofork.policy.permissions import PermissionAnswer
+from nexofork.run.abort import AbortReason
+from nexofork.tools.parent_tools import encode_arguments
 from nexofork.wire.messages import Answer, Asked, Payload, Permitted
 from nexofork.wire.permissions import PermissionReply, ask_id_of
 from nexofork.wire.streams import inbox_stream
@@ -30,9 +30,9 @@ from nexofork.wire.subjects import inbox
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nexofork.engine.abort import AbortToken
-    from nexofork.engine.dispatch import ToolCall
-    from nexofork.engine.permissions import Decision, PermissionAsk
+    from nexofork.policy.permissions import Decision, PermissionAsk
+    from nexofork.run.abort import AbortToken
+    from nexofork.tools.dispatch import ToolCall
     from nexofork_daemon.host import Host
     from nexofork_daemon.run_writer import RunWriter
 

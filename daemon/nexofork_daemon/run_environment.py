@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nexofork.engine.bench import Bench
-from nexofork.engine.filters import AllowAllFilter, build_filter, memory_folders, travelling
-from nexofork.engine.filters.audit import begin_audit
-from nexofork.engine.filters.paths import by_words
-from nexofork.engine.routes import NamedTools, RoutedTools
-from nexofork.engine.sandbox.folders import SharedFolders
-from nexofork.engine.sandbox.opening import NoSandbox, shared_folders
-from nexofork.engine.tool_names import BUILTIN_TOOLS
-from nexofork.engine.tools.bubbled import BubbledTools, MemoryElsewhere, ParentsOwn
-from nexofork.engine.tools.mcp import McpServers
-from nexofork.engine.tools.place import Place
-from nexofork.engine.tools.plugins import load_plugins, plugged
 from nexofork.errors import ForkRefused
+from nexofork.policy.filters import AllowAllFilter, build_filter, memory_folders, travelling
+from nexofork.policy.paths import by_words
+from nexofork.run.audit import begin_audit
+from nexofork.run.run import Bench
+from nexofork.sandbox.run_folder import SharedFolders
+from nexofork.sandbox.sandbox import NoSandbox, shared_folders
+from nexofork.tools.dispatch import NamedTools, RoutedTools
+from nexofork.tools.mcp import McpServers
+from nexofork.tools.parent_tools import BubbledTools, MemoryElsewhere, ParentsOwn
+from nexofork.tools.place import Place
+from nexofork.tools.plugins import load_plugins, plugged
+from nexofork.tools.tool_names import BUILTIN_TOOLS
 from nexofork_daemon.workspaces import NoWorkspace
 
 if TYPE_CHECKING:
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nexofork.bus.blobs import BlobStore
-    from nexofork.engine.abort import AbortToken
-    from nexofork.engine.dispatch import ToolDispatcher
-    from nexofork.engine.filters import ToolFilter
-    from nexofork.engine.filters.audit import Audit
-    from nexofork.engine.result import ForkResult
-    from nexofork.engine.routes import Route
-    from nexofork.engine.sandbox.opening import Sandbox
-    from nexofork.engine.tools.mcp_config import ServerSpec
-    from nexofork.engine.tools.plugins import Plugin
+    from nexofork.policy.filters import ToolFilter
+    from nexofork.run.abort import AbortToken
+    from nexofork.run.audit import Audit
+    from nexofork.run.result import ForkResult
+    from nexofork.sandbox.sandbox import Sandbox
+    from nexofork.tools.dispatch import Route, ToolDispatcher
+    from nexofork.tools.mcp_config import ServerSpec
+    from nexofork.tools.plugins import Plugin
     from nexofork.wire.messages import Requested
     from nexofork_daemon.parent_questions import ParentQuestions
     from nexofork_daemon.run_setup import Resolve

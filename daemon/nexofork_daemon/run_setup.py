@@ -19,17 +19,16 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from nexofork.bus.failures import CorruptBlob, MissingBlob
-from nexofork.engine.abort import AbortToken
-from nexofork.engine.dispatch import NoTools
-from nexofork.engine.filters import build_filter, memory_folders
-from nexofork.engine.mailbox import NoMail
-from nexofork.engine.outlook import plan_fan_out, prefix_key
-from nexofork.engine.params import prepare, refuse_groupless
-from nexofork.engine.permissions import Gate
-from nexofork.engine.requested import answers_of, file_state_of, fork_of, snapshot_of
-from nexofork.engine.run import ForkRun
-from nexofork.engine.tool_names import declared_tools
 from nexofork.errors import BusError, NeedsUnknown
+from nexofork.policy.filters import build_filter, memory_folders
+from nexofork.policy.gate import Gate
+from nexofork.run.abort import AbortToken
+from nexofork.run.mailbox import NoMail
+from nexofork.run.params import answers_of, file_state_of, fork_of, prepare, refuse_groupless, snapshot_of
+from nexofork.run.prefix_gate import plan_fan_out, prefix_key
+from nexofork.run.run import ForkRun
+from nexofork.tools.dispatch import NoTools
+from nexofork.tools.tool_names import declared_tools
 from nexofork.wire.messages import FirstCall
 from nexofork.wire.needs import unknown_needs
 from nexofork.wire.workspace import GitSpec
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
 
     from nexofork.bus.pickup import Delivery
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.dispatch import ToolDispatcher
-    from nexofork.engine.events import ForkEvent
-    from nexofork.engine.filters import ToolFilter
-    from nexofork.engine.params import ForkParams
+    from nexofork.policy.filters import ToolFilter
     from nexofork.providers.provider import Provider
+    from nexofork.run.events import ForkEvent
+    from nexofork.run.params import ForkParams
+    from nexofork.tools.dispatch import ToolDispatcher
     from nexofork.wire.messages import Payload, Requested
     from nexofork_daemon.budgets import RunBudget
     from nexofork_daemon.host import Host

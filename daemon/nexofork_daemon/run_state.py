@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from nexofork.bus.failures import CorruptBlob, MissingBlob
 from nexofork.bus.reading import stored_at
 from nexofork.core.usage import Usage
-from nexofork.engine.ledger import CallFacts
-from nexofork.engine.permissions import Decision, parse_rule
-from nexofork.engine.recording import LoggedTurn, logged_turns
 from nexofork.errors import BadMessage, BadPermissions, BadReply, NexoforkError
+from nexofork.policy.permissions import Decision
+from nexofork.policy.rules import parse_rule
+from nexofork.run.call_records import CallFacts
+from nexofork.run.turns import LoggedTurn, logged_turns
 from nexofork.wire.messages import (
     AbortEvent,
     Asked,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.run_log import Entry
-    from nexofork.engine.journal import RecordedTurn
+    from nexofork.run.turns import RecordedTurn
 
 __all__ = ["BudgetedCall", "LeftCall", "PermissionLog", "RunState", "read_permissions", "rebuild"]
 

@@ -16,11 +16,11 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from nexofork.bus.failures import NoAnswer, NoResponders, PayloadTooLarge, RunAborted
-from nexofork.engine.abort import AbortReason
-from nexofork.engine.events import TextStreamed
-from nexofork.engine.mailbox import Letter
-from nexofork.engine.result import ForkStatus
 from nexofork.errors import BusError
+from nexofork.run.abort import AbortReason
+from nexofork.run.events import TextStreamed
+from nexofork.run.mailbox import Letter
+from nexofork.run.result import ForkStatus
 from nexofork.wire.messages import CallStarted, Compacted, Delivered, Final, ToolFinished, ToolStarted, Turn
 from nexofork.wire.subjects import DEFAULT_POOL, delta
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from nexofork.bus.run_log import RunLog
     from nexofork.core.prompt import ToolAnswer
     from nexofork.core.reply import Reply
-    from nexofork.engine.abort import AbortToken
-    from nexofork.engine.cache_check import CacheCheck
-    from nexofork.engine.dispatch import ToolCall
-    from nexofork.engine.events import ForkEvent
-    from nexofork.engine.journal import Compaction, OutgoingCall
+    from nexofork.run.abort import AbortToken
+    from nexofork.run.cache_check import CacheCheck
+    from nexofork.run.events import ForkEvent
+    from nexofork.run.turns import Compaction, OutgoingCall
+    from nexofork.tools.dispatch import ToolCall
     from nexofork.wire.messages import AbortEvent, Report
 
 __all__ = ["RunWriter", "SideEffectsOnly", "TextFeed"]

@@ -19,10 +19,10 @@ from nexofork.bus.pickup import Pickup
 from nexofork.bus.presence import PresenceBoard
 from nexofork.bus.provisioning import provision
 from nexofork.bus.warmth import FleetWarmth
-from nexofork.engine.abort import AbortReason
-from nexofork.engine.result import ForkStatus
-from nexofork.engine.warmth import Warmth
 from nexofork.errors import BusError
+from nexofork.run.abort import AbortReason
+from nexofork.run.prefix_gate import Warmth
+from nexofork.run.result import ForkStatus
 from nexofork.telemetry import metrics
 from nexofork.wire.messages import REQUEST_VERSION, Daemon, Presence
 from nexofork.wire.needs import KNOWN_NEEDS

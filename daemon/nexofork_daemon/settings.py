@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexofork.config.secrets import PROVIDER_VARIABLES
-from nexofork.engine.sandbox.opening import SandboxSettings
-from nexofork.engine.settings import default_state_dir
-from nexofork.engine.tools.watching import Limits, half_of_memory
 from nexofork.errors import BadSettings, ForkRefused, SettingProblem
+from nexofork.sandbox.sandbox import SandboxSettings
+from nexofork.tools.limits import Limits, half_of_memory
 from nexofork.wire.subjects import DEFAULT_POOL, check_token
+from nexofork.workspace.settings import default_state_dir
 from nexofork_daemon.logs import set_level
 from nexofork_daemon.state_folder import DiskLimits
 from nexofork_daemon.systemd import Supervisor

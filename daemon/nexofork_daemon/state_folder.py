@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nexofork.engine.filters.paths import remove_tree
-from nexofork.engine.sandbox.meter import disk_usage
 from nexofork.errors import ForkRefused, NexoforkError
+from nexofork.policy.paths import remove_tree
+from nexofork.sandbox.run_folder import disk_usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -17,25 +17,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexofork.core.boilerplate import worktree_notice
-from nexofork.engine.abort import AbortReason
-from nexofork.engine.mailbox import Letter
-from nexofork.engine.sandbox.folders import SharedFolders
-from nexofork.engine.sandbox.view import plain_path
-from nexofork.engine.tools.place import Checkout
-from nexofork.engine.workspace.bundles import BadBundle, decode_bundle
-from nexofork.engine.workspace.git import GitFailed
-from nexofork.engine.workspace.repository import git_in, make_repository, take_pack
-from nexofork.engine.workspace.returning import work_of
-from nexofork.engine.workspace.worktree import Worktree
 from nexofork.errors import BusError, ForkRefused
+from nexofork.run.abort import AbortReason
+from nexofork.run.mailbox import Letter
+from nexofork.sandbox.mounts import plain_path
+from nexofork.sandbox.run_folder import SharedFolders
+from nexofork.tools.place import Checkout
 from nexofork.wire.messages import Checkpoint, Payload, WorkspaceReady
 from nexofork.wire.workspace import GitSpec, PathSpec, WorkspaceWork
+from nexofork.workspace.bundle import BadBundle, decode_bundle
+from nexofork.workspace.fetch import work_of
+from nexofork.workspace.git import GitFailed, git_in, make_repository, take_pack
+from nexofork.workspace.worktree import Worktree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from nexofork.engine.result import ForkResult
-    from nexofork.engine.sandbox.opening import Sandbox
+    from nexofork.run.result import ForkResult
+    from nexofork.sandbox.sandbox import Sandbox
     from nexofork.wire.messages import BlobRef
     from nexofork.wire.workspace import TreeState
     from nexofork_daemon.run_environment import RunNeeds

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nexofork.agents.tool import SnapshotSource
     from nexofork.bus.connection import BusSettings
     from nexofork.core.usage import Usage
-    from nexofork.engine.workspace.fetching import Fetched
+    from nexofork.workspace.fetch import Fetched
 
 __all__ = ["Commands"]
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from examples.parent.tools import TOOLS
 from nexofork import AllowAllFilter, ParentContext, Permissions, QuerySource
+from nexofork.client.local import LocalAsker
 from nexofork.core.replacement import ContentReplacementState
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import cost_usd
-from nexofork.engine.dispatch import ToolCall, ToolRunner
-from nexofork.engine.permissions import Gate, LocalDesk
-from nexofork.engine.tool_names import AGENT_TOOL
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.place import Place
 from nexofork.errors import NexoforkError, UnknownModelPrice
+from nexofork.policy.gate import Gate
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import ToolCall, ToolRunner
+from nexofork.tools.place import Place
+from nexofork.tools.tool_names import AGENT_TOOL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,7 @@ class Conversation:
         )
         self._messages: list[dict[str, Any]] = []
         tools = BuiltinTools(Place(cwd=root))
-        desk = LocalDesk(emit=lambda _: None, callback=terminal.ask)
+        desk = LocalAsker(emit=lambda _: None, callback=terminal.ask)
         self._tools = ToolRunner(
             tools,
             tool_filter=AllowAllFilter(),

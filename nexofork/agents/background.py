@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
-from nexofork.engine.notices import task_notification
 from nexofork.errors import ForkRefused
+from nexofork.run.result import task_notification
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
     from types import TracebackType
 
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.result import ForkResult
 
 __all__ = ["Background", "Running"]
 

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn, get_args
 
-from nexofork.engine.filters import read_filter
-from nexofork.engine.permissions import PermissionMode
-from nexofork.engine.tool_names import AGENT_TOOL
 from nexofork.errors import BadAgentDefinition, ForkRefused
+from nexofork.policy.filters import read_filter
+from nexofork.policy.permissions import PermissionMode
+from nexofork.tools.tool_names import AGENT_TOOL
 
 __all__ = [
     "ALL_TOOLS",

@@ -23,8 +23,8 @@ from nexofork.agents.schema import read_call, read_reply, read_use
 from nexofork.agents.settings import AgentSettings
 from nexofork.agents.turn import refuse_other_turn, with_reply
 from nexofork.core.query_source import refuse_if_fork
-from nexofork.engine.params import DelegateMode, ForkParams
 from nexofork.errors import BadAgentCall, BusError, ForkRefused
+from nexofork.run.params import DelegateMode, ForkParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nexofork.agents.tool import SnapshotSource
     from nexofork.core.reply import ToolUse
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.result import ForkResult, ForkStatus
+    from nexofork.run.result import ForkResult, ForkStatus
 
 __all__ = ["DELEGATE_TOOL", "DELEGATE_TOOL_SCHEMA", "DelegationTool", "delegate_tool"]
 

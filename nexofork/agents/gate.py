@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nexofork.agents.definition import FORK_AGENT
-from nexofork.engine.permissions import PermissionAnswer, Permissions
 from nexofork.errors import BadAgentCall
+from nexofork.policy.permissions import PermissionAnswer, Permissions
 
 if TYPE_CHECKING:
     from nexofork.agents.definition import AgentDefinition
     from nexofork.agents.settings import AgentSettings
-    from nexofork.engine.params import ForkParams
-    from nexofork.engine.permissions import PermissionAsk, PermissionMode
+    from nexofork.policy.permissions import PermissionAsk, PermissionMode
+    from nexofork.run.params import ForkParams
 
 __all__ = ["Gatekeeper", "nobody_answers", "permission_mode", "refuse_closed_gate"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from nexofork.agents.definition import ALL_TOOLS, resolve_model
 from nexofork.core.snapshot import CacheSafeParams
-from nexofork.engine.tool_names import AGENT_TOOL
 from nexofork.errors import BadAgentCall
+from nexofork.tools.tool_names import AGENT_TOOL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nexofork.engine.dispatch import AGENT_TOOL, ToolOutcome
 from nexofork.errors import BusError, ForkRefused
+from nexofork.tools.dispatch import AGENT_TOOL, ToolOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from nexofork.agents.background import Running
-    from nexofork.engine.dispatch import ToolCall, ToolDispatcher
+    from nexofork.tools.dispatch import ToolCall, ToolDispatcher
 
 __all__ = ["NestedAgents"]
 

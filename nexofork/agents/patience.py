@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nexofork.engine.events import ForkStarted
+from nexofork.run.events import ForkStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nexofork.engine.events import ForkEvent
-    from nexofork.engine.params import ForkParams
+    from nexofork.run.events import ForkEvent
+    from nexofork.run.params import ForkParams
 
 __all__ = ["moved_after"]
 

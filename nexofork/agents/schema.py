@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nexofork.core.reply import Reply, ToolUse
-from nexofork.engine.tool_names import AGENT_TOOL
 from nexofork.errors import BadAgentCall, BadReply
+from nexofork.tools.tool_names import AGENT_TOOL
 
 __all__ = ["AGENT_TOOL_SCHEMA", "AgentCall", "agent_tool", "read_call", "read_reply", "read_use"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nexofork.errors import ForkRefused
 
 if TYPE_CHECKING:
-    from nexofork.engine.permissions import PermissionMode
+    from nexofork.policy.permissions import PermissionMode
 
 __all__ = ["AUTO_BACKGROUND_S", "AgentSettings", "project_agents", "user_agents"]
 

@@ -26,10 +26,10 @@ from nexofork.agents.settings import AgentSettings
 from nexofork.agents.turn import refuse_other_turn, with_reply
 from nexofork.core.query_source import is_named, may_start_agents, named_source, refuse_if_fork
 from nexofork.core.reply import ToolUse
-from nexofork.engine.filters import AllOfFilter, OnlyToolsFilter, build_filter, read_filter
-from nexofork.engine.params import DelegateMode, ForkParams
-from nexofork.engine.tool_names import AGENT_TOOL
 from nexofork.errors import BadAgentCall, BusError, ForkRefused
+from nexofork.policy.filters import AllOfFilter, OnlyToolsFilter, build_filter, read_filter
+from nexofork.run.params import DelegateMode, ForkParams
+from nexofork.tools.tool_names import AGENT_TOOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nexofork.agents.background import Running
     from nexofork.agents.definition import AgentDefinition
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.dispatch import ToolCall
+    from nexofork.tools.dispatch import ToolCall
 
 __all__ = ["AgentTool", "Forks", "SnapshotSource"]
 

@@ -21,8 +21,9 @@ from nexofork.cli.output import plain, print_json
 from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
 from nexofork.client.answers import check_open, put_answer, reply_of
-from nexofork.engine.permissions import PermissionAnswer, parse_rule
 from nexofork.errors import ForkRefused
+from nexofork.policy.permissions import PermissionAnswer
+from nexofork.policy.rules import parse_rule
 from nexofork.wire.messages import Answer
 
 if TYPE_CHECKING:

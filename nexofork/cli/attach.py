@@ -22,8 +22,8 @@ from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
 from nexofork.cli.watching import Watch
 from nexofork.client.fleet import FleetSettings, NatsForkSubagent
-from nexofork.engine.events import ForkAsked, ForkEnded, TurnFinished
 from nexofork.errors import ForkRefused
+from nexofork.run.events import ForkAsked, ForkEnded, TurnFinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nexofork.cli.keyboard import Keyboard
     from nexofork.cli.options import Target
     from nexofork.client.handle import ForkHandle
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
 
 __all__ = ["attach"]
 

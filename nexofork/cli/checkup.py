@@ -23,17 +23,17 @@ from nexofork.config.secrets import find_provider_key
 from nexofork.core.rope import Rope
 from nexofork.economics.prices import current_prices
 from nexofork.economics.settings import prices_file
-from nexofork.engine.sandbox.opening import open_sandbox
 from nexofork.errors import BadSettings, ForkRefused, NexoforkError, ProviderError, SandboxUnavailable
 from nexofork.providers.anthropic import AnthropicProvider
 from nexofork.providers.provider import ModelRequest
+from nexofork.sandbox.sandbox import open_sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from nexofork.config.settings import Settings
-    from nexofork.engine.sandbox.opening import SandboxSettings
+    from nexofork.sandbox.sandbox import SandboxSettings
 
 __all__ = ["CHECKS", "Finding", "Patient"]
 

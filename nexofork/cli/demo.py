@@ -24,11 +24,11 @@ from nexofork.cli.session import finish
 from nexofork.client.fleet import connect
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import input_cost_usd, price_of, unshared_input_cost_usd
-from nexofork.engine.events import ForkClaimed, ForkEnded, ToolStarted, TurnFinished
-from nexofork.engine.params import ForkParams
-from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
 from nexofork.errors import SandboxUnavailable, UnknownModelPrice
 from nexofork.providers.capture import capture
+from nexofork.run.events import ForkClaimed, ForkEnded, ToolStarted, TurnFinished
+from nexofork.run.params import ForkParams
+from nexofork.sandbox.sandbox import SandboxSettings, open_sandbox
 from nexofork.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from nexofork.client.handle import ForkHandle
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.result import ForkResult
 
     _Say: TypeAlias = Callable[[str], None]
 

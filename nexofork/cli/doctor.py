@@ -14,8 +14,8 @@ from nexofork.cli.output import plain, print_json
 from nexofork.cli.session import finish
 from nexofork.cli.setting_options import DAEMON_FILE, daemon_file, setting_options, surroundings
 from nexofork.config.keys import DAEMON_KEYS, NATS_KEYS, SANDBOX_KEYS
-from nexofork.engine.sandbox.opening import SandboxSettings
-from nexofork.engine.tools.watching import Limits
+from nexofork.sandbox.sandbox import SandboxSettings
+from nexofork.tools.limits import Limits
 
 if TYPE_CHECKING:
     from nexofork.cli.checkup import Finding

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nexofork.cli.output import counted
-from nexofork.engine.events import (
+from nexofork.run.events import (
     CacheBreakDetected,
     CallBegan,
     CallFailedOnce,
@@ -34,7 +34,7 @@ from nexofork.engine.events import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
 
 __all__ = ["call_phrase", "decision_phrase", "event_object", "event_phrase", "permitted_phrase"]
 

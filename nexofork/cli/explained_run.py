@@ -10,12 +10,11 @@ from nexofork.bus.run_log import RunLog
 from nexofork.core.explain import Explanation, Sent, explain
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import model_facts
-from nexofork.engine.cache_check import CacheCheck
-from nexofork.engine.filters import AllowAllFilter
-from nexofork.engine.params import prepare
-from nexofork.engine.requested import answers_of, fork_of, snapshot_of
-from nexofork.engine.result import ForkResult
 from nexofork.errors import ForkRefused, NexoforkError
+from nexofork.policy.filters import AllowAllFilter
+from nexofork.run.cache_check import CacheCheck
+from nexofork.run.params import answers_of, fork_of, prepare, snapshot_of
+from nexofork.run.result import ForkResult
 from nexofork.wire import messages as wire
 
 if TYPE_CHECKING:

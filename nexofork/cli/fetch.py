@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nexofork.cli.options import Target
-    from nexofork.engine.result import ForkResult
-    from nexofork.engine.workspace.fetching import Fetched
+    from nexofork.run.result import ForkResult
+    from nexofork.workspace.fetch import Fetched
 
 __all__ = ["fetch"]
 

@@ -13,12 +13,12 @@ from nexofork.cli.parent_files import read_snapshot
 from nexofork.cli.permission_options import read_permissions
 from nexofork.core.boilerplate import check_directive
 from nexofork.economics.fan_out import WarmUp
-from nexofork.engine.budget import Budget
-from nexofork.engine.filters import build_filter, read_filter
-from nexofork.engine.params import ForkParams, prepare, refuse_groupless
-from nexofork.engine.workspace import GitWorkspace, PathWorkspace
 from nexofork.errors import ForkRefused
+from nexofork.policy.filters import build_filter, read_filter
+from nexofork.run.budget import Budget
+from nexofork.run.params import ForkParams, prepare, refuse_groupless
 from nexofork.wire.messages import new_run_id
+from nexofork.workspace import GitWorkspace, PathWorkspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,16 +13,16 @@ from nexofork.cli.fork_order import read_tool_names
 from nexofork.cli.session import open_target
 from nexofork.client.fleet import FleetSettings, NatsForkSubagent
 from nexofork.client.local import DefaultForkSubagent
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.place import Place
 from nexofork.providers.anthropic import AnthropicProvider
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from nexofork.cli.options import Target
     from nexofork.client.handle import ForkHandle
-    from nexofork.engine.params import ForkParams
+    from nexofork.run.params import ForkParams
 
 __all__ = ["Hosting", "local_option", "open_hosting"]
 

@@ -15,8 +15,8 @@ from nexofork.cli.event_lines import call_phrase, decision_phrase, permitted_phr
 from nexofork.cli.output import brief
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
-from nexofork.engine.result import ForkResult
 from nexofork.errors import BadMessage, BusError, NexoforkError
+from nexofork.run.result import ForkResult
 from nexofork.wire import messages as wire
 
 if TYPE_CHECKING:

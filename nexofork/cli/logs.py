@@ -21,8 +21,8 @@ from nexofork.cli.options import json_option, target_options
 from nexofork.cli.output import brief, counted, print_json
 from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
-from nexofork.engine.result import ForkStatus
 from nexofork.errors import BusError, ForkRefused
+from nexofork.run.result import ForkStatus
 from nexofork.wire.messages import AbortEvent, Claimed, Final
 from nexofork.wire.subjects import live_reports
 

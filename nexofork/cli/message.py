@@ -14,7 +14,7 @@ from nexofork.cli.run_ids import resolve_run, run_argument
 from nexofork.cli.session import finish, open_target
 from nexofork.client.child_messages import post_letter, written
 from nexofork.client.fleet import FleetSettings, NatsForkSubagent
-from nexofork.engine.events import MessagesDelivered
+from nexofork.run.events import MessagesDelivered
 
 if TYPE_CHECKING:
     from nexofork.cli.options import Target

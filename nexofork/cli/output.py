@@ -12,12 +12,12 @@ import click
 
 from nexofork.cli.columns import table_lines
 from nexofork.cli.terminal import plain
-from nexofork.engine.result import ForkStatus
+from nexofork.run.result import ForkStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.result import ForkResult
     from nexofork.wire.workspace import WorkspaceWork
 
 __all__ = ["brief", "coloured", "counted", "plain", "print_json", "print_results", "print_table", "work_phrase"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nexofork.cli.options import seconds
-from nexofork.engine.permissions import PermissionMode, Permissions
 from nexofork.errors import BadPermissions
+from nexofork.policy.permissions import PermissionMode, Permissions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

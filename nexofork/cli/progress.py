@@ -18,10 +18,10 @@ from nexofork.cli.columns import clipped
 from nexofork.cli.event_lines import event_object, event_phrase
 from nexofork.cli.output import brief, print_json
 from nexofork.cli.terminal import can_redraw
-from nexofork.engine.events import CacheBreakDetected, ForkAsked, ForkEnded, ForkStarted
+from nexofork.run.events import CacheBreakDetected, ForkAsked, ForkEnded, ForkStarted
 
 if TYPE_CHECKING:
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
 
 __all__ = ["EventLines", "LiveProgress", "PlainProgress", "ResultLines", "Sink", "people_sink"]
 

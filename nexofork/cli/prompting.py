@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from nexofork.cli.output import plain
-from nexofork.engine.permissions import PermissionAnswer
+from nexofork.policy.permissions import PermissionAnswer
 
 if TYPE_CHECKING:
     from nexofork.cli.keyboard import Keyboard
-    from nexofork.engine.permissions import PermissionAsk
+    from nexofork.policy.permissions import PermissionAsk
 
 __all__ = ["Prompt"]
 

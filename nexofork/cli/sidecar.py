@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nexofork.agents.sidecars import DreamResult, NotesResult
     from nexofork.agents.sidecars.speech import Said
     from nexofork.cli.options import Target
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.result import ForkResult
 
     Run = Callable[[SidecarHost], Awaitable[Any]]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self
 from nexofork.bus.pickup import queue_depth
 from nexofork.bus.presence import PresenceBoard
 from nexofork.cli.output import counted
-from nexofork.engine.events import ForkClaimed, ForkEnded
-from nexofork.engine.result import ForkStatus
 from nexofork.errors import BusError
+from nexofork.run.events import ForkClaimed, ForkEnded
+from nexofork.run.result import ForkStatus
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.cli.progress import Sink
     from nexofork.client.handle import ForkHandle
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.result import ForkResult
 
 __all__ = ["INTERRUPTED_NOTE", "Watch"]
 

@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nexofork.bus.reading import store_once
-from nexofork.engine.permissions import PermissionAsk, answer_of
 from nexofork.errors import BusError, ForkRefused
+from nexofork.policy.permissions import PermissionAsk, answer_of
 from nexofork.wire.messages import Answer, Asked, Final, Permitted, encode
 from nexofork.wire.permissions import PermissionReply
 from nexofork.wire.streams import inbox_stream
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from nexofork.bus.connection import Bus
     from nexofork.bus.run_log import Entry
-    from nexofork.engine.events import ForkAsked
-    from nexofork.engine.permissions import PermissionAnswer
+    from nexofork.policy.permissions import PermissionAnswer
+    from nexofork.run.events import ForkAsked
 
     OnPermission = Callable[[PermissionAsk], Awaitable[PermissionAnswer]]
     Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None] | None]

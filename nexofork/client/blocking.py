@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from nexofork.client.runs import RunRow
-    from nexofork.engine.dispatch import ToolDispatcher
-    from nexofork.engine.events import ForkEvent
-    from nexofork.engine.ledger import MemoryLedger
-    from nexofork.engine.params import ForkParams
-    from nexofork.engine.result import ForkResult, ForkStatus
-    from nexofork.engine.workspace.fetching import Fetched
+    from nexofork.run.call_records import MemoryLedger
+    from nexofork.run.events import ForkEvent
+    from nexofork.run.params import ForkParams
+    from nexofork.run.result import ForkResult, ForkStatus
+    from nexofork.tools.dispatch import ToolDispatcher
+    from nexofork.workspace.fetch import Fetched
 
 __all__ = ["BlockingForkHandle", "BlockingForkSubagent"]
 

@@ -20,18 +20,18 @@ from nexofork.bus.peers import Peers
 from nexofork.bus.pickup import queue_state
 from nexofork.bus.presence import PresenceBoard
 from nexofork.client.runs import claimants
-from nexofork.engine.events import ForkEnded
-from nexofork.engine.result import ForkResult, ForkStatus
-from nexofork.engine.workspace import PathWorkspace, ShippedWorkspace
 from nexofork.errors import BusError, DaemonsTooOld
+from nexofork.run.events import ForkEnded
+from nexofork.run.result import ForkResult, ForkStatus
 from nexofork.wire.contents import VERSION
 from nexofork.wire.workspace import PathSpec
+from nexofork.workspace import PathWorkspace, ShippedWorkspace
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
     from nexofork.client.fleet_settings import FleetSettings
     from nexofork.client.remote_run import RemoteRun
-    from nexofork.engine.params import ForkParams
+    from nexofork.run.params import ForkParams
     from nexofork.wire.messages import Daemon, Presence, Requested
 
 __all__ = ["Queue"]

@@ -27,16 +27,16 @@ from nexofork.client.parent_tools import ParentToolServer
 from nexofork.client.remote_run import RemoteRun
 from nexofork.client.runs import list_runs
 from nexofork.client.wake import awaken
-from nexofork.engine.dispatch import AGENT_TOOL
-from nexofork.engine.events import ForkStarted
-from nexofork.engine.filters import memory_folders
-from nexofork.engine.filters.audit import begin_audit
-from nexofork.engine.params import DelegateMode, ForkParams, ParentContext, prepare, refuse_groupless
-from nexofork.engine.workspace.fetching import fetch_bundle
 from nexofork.errors import BusError, ForkRefused
+from nexofork.policy.filters import memory_folders
+from nexofork.run.audit import begin_audit
+from nexofork.run.events import ForkStarted
+from nexofork.run.params import DelegateMode, ForkParams, prepare, refuse_groupless
+from nexofork.tools.dispatch import AGENT_TOOL, ParentContext
 from nexofork.wire.messages import Answer, Requested, encode, new_run_id
 from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import check_run_id, inbox, parent_alive
+from nexofork.workspace.fetch import fetch_bundle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from nexofork.client.runs import RunRow
     from nexofork.core.reply import Reply
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.dispatch import ToolDispatcher
-    from nexofork.engine.permissions import PermissionAnswer, PermissionAsk
-    from nexofork.engine.result import ForkResult
-    from nexofork.engine.workspace.fetching import Fetched
+    from nexofork.policy.permissions import PermissionAnswer, PermissionAsk
+    from nexofork.run.result import ForkResult
+    from nexofork.tools.dispatch import ToolDispatcher
     from nexofork.wire.messages import Asked
+    from nexofork.workspace.fetch import Fetched
 
     OnPermission = Callable[[PermissionAsk], Awaitable[PermissionAnswer]]
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from nexofork.client.parent_tools import offered
 from nexofork.core.replacement import ContentReplacementState
-from nexofork.engine.file_state import encode_file_state
-from nexofork.engine.filters import travelling
-from nexofork.engine.permissions import travelling_permissions
-from nexofork.engine.workspace import GitWorkspace, PathWorkspace, ShippedWorkspace
-from nexofork.engine.workspace.capture import capture_git
-from nexofork.engine.workspace.git import GitFailed
 from nexofork.errors import BusError, ForkRefused, NexoforkError
+from nexofork.policy.filters import travelling
+from nexofork.policy.permissions import travelling_permissions
+from nexofork.run.params import encode_file_state
 from nexofork.wire.messages import Parent, Payload, Requested
 from nexofork.wire.needs import stating_needs
 from nexofork.wire.workspace import GitSpec, PathSpec
+from nexofork.workspace import GitWorkspace, PathWorkspace, ShippedWorkspace
+from nexofork.workspace.capture import capture_git
+from nexofork.workspace.git import GitFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.client.remote_run import RemoteRun
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.abort import AbortToken
-    from nexofork.engine.params import ForkParams
-    from nexofork.engine.workspace import Workspace
-    from nexofork.engine.workspace.capture import Captured
+    from nexofork.run.abort import AbortToken
+    from nexofork.run.params import ForkParams
     from nexofork.wire.messages import BlobRef
+    from nexofork.workspace import Workspace
+    from nexofork.workspace.capture import Captured
 
     Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None] | None]
 

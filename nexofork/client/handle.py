@@ -12,17 +12,18 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
-from nexofork.engine.events import ForkAsked, ForkEnded, ForkPermitted, ForkStarted, TextStreamed
-from nexofork.engine.permissions import PermissionAnswer, parse_rule
-from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import ForkIsOver, ForkRefused
+from nexofork.policy.permissions import PermissionAnswer
+from nexofork.policy.rules import parse_rule
+from nexofork.run.events import ForkAsked, ForkEnded, ForkPermitted, ForkStarted, TextStreamed
+from nexofork.run.result import ForkResult, ForkStatus
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
-    from nexofork.engine.events import ForkEvent
-    from nexofork.engine.workspace.fetching import Fetched
+    from nexofork.run.events import ForkEvent
+    from nexofork.workspace.fetch import Fetched
 
 __all__ = ["Foreground", "ForkControl", "ForkHandle", "ForkRecord", "HandleGroups", "as_completed"]
 

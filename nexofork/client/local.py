@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from nexofork.client.handle import Foreground, ForkHandle, ForkRecord, HandleGroups
-from nexofork.engine.abort import AbortReason, AbortToken
-from nexofork.engine.budget import LocalTill, RunPurse, cost_of
-from nexofork.engine.continuing import check_changes, check_end, continued
-from nexofork.engine.journal import MemoryJournal
-from nexofork.engine.ledger import CallOwner, MemoryLedger
-from nexofork.engine.mailbox import LocalMailbox
-from nexofork.engine.params import DelegateMode, prepare, refuse_groupless
-from nexofork.engine.permissions import Gate, LocalDesk
-from nexofork.engine.run import ForkRun
-from nexofork.engine.warmth import Warmth
 from nexofork.errors import CannotWake, ForkRefused
+from nexofork.policy.gate import Gate
+from nexofork.policy.permissions import PermissionAnswer, answer_of
+from nexofork.run.abort import AbortReason, AbortToken
+from nexofork.run.budget import LocalTill, RunPurse, cost_of
+from nexofork.run.call_records import CallOwner, MemoryLedger
+from nexofork.run.events import ForkAsked, ForkEvent, ForkPermitted
+from nexofork.run.mailbox import LocalMailbox
+from nexofork.run.params import DelegateMode, prepare, refuse_groupless
+from nexofork.run.prefix_gate import Warmth
+from nexofork.run.run import ForkRun
+from nexofork.run.turns import MemoryJournal
+from nexofork.run.wake import check_changes, check_end, continued
 from nexofork.telemetry import metrics
 from nexofork.wire.budget import Account
 from nexofork.wire.messages import BudgetLimit, new_run_id
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from nexofork.core.prompt import ChildPrompt, ForkBase
-    from nexofork.engine.budget import Purse
-    from nexofork.engine.params import ForkParams
-    from nexofork.engine.permissions import PermissionAnswer
-    from nexofork.engine.result import ForkResult
-    from nexofork.engine.workspace.fetching import Fetched
+    from nexofork.policy.permissions import Decision, OnPermission, PermissionAnswer, PermissionAsk
+    from nexofork.run.budget import Purse
+    from nexofork.run.params import ForkParams
+    from nexofork.run.result import ForkResult
+    from nexofork.workspace.fetch import Fetched
 
 __all__ = ["DefaultForkSubagent"]
 
@@ -170,7 +172,7 @@ class DefaultForkSubagent:
             observer=params.on_message,
         )
         mailbox = LocalMailbox()
-        desk = LocalDesk(emit=record.add, callback=params.on_permission)
+        asker = LocalAsker(emit=record.add, callback=params.on_permission)
         journal = None if params.skip_transcript else MemoryJournal()
         run = ForkRun(
             params,
@@ -181,14 +183,14 @@ class DefaultForkSubagent:
             warmth=self._warmth,
             emit=record.add,
             mailbox=mailbox,
-            gate=Gate(params.permissions, tools=params.tool_dispatcher, asker=desk),
+            gate=Gate(params.permissions, tools=params.tool_dispatcher, asker=asker),
             journal=journal,
             purse=self._purse(params, record.run_id, group),
             ledger=self.ledger.of_run(CallOwner(run_id=record.run_id, label=record.label, group=group)),
         )
         self._running.add(token)
         tasks.create_task(self._run(run, token), name=f"fork-{record.run_id}")
-        handle = ForkHandle(record, _Control(self, record.run_id, token, mailbox, desk))
+        handle = ForkHandle(record, _Control(self, record.run_id, token, mailbox, asker))
         self._past[handle] = _Past(params=params, group=group, journal=journal)
         return self._groups.add(group, handle)
 
@@ -222,13 +224,13 @@ class _Control:
     """What a handle can do about a fork in this process."""
 
     def __init__(
-        self, owner: DefaultForkSubagent, run_id: str, token: AbortToken, mailbox: LocalMailbox, desk: LocalDesk
+        self, owner: DefaultForkSubagent, run_id: str, token: AbortToken, mailbox: LocalMailbox, asker: LocalAsker
     ) -> None:
         self._owner = owner
         self._run_id = run_id
         self._token = token
         self._mailbox = mailbox
-        self._desk = desk
+        self._asker = asker
 
     async def fetch(self, result: ForkResult, root: str | os.PathLike[str] | None) -> Fetched:
         """Refuse: what a fork in this process changes is here already."""
@@ -245,8 +247,8 @@ class _Control:
         return _done()
 
     async def answer(self, ask_id: str, answer: PermissionAnswer) -> None:
-        """Give it to the desk where the run waits for it."""
-        self._desk.give(ask_id, answer)
+        """Give it to the asker where the run waits for it."""
+        self._asker.give(ask_id, answer)
 
     def background(self) -> int:
         """Let go of the wait."""
@@ -264,3 +266,84 @@ def _done() -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.set_result(None)
     return future
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalAsker:
+    """Asks in this process."""
+
+    emit: Callable[[ForkEvent], None]
+    callback: OnPermission | None = None
+    _open: dict[str, asyncio.Future[PermissionAnswer]] = field(default_factory=dict)
+    _closed: set[str] = field(default_factory=set)
+
+    async def answer(self, ask: PermissionAsk) -> PermissionAnswer | None:
+        """Show the question, and wait for the callback or for whoever answers by its id."""
+        given: asyncio.Future[PermissionAnswer] = asyncio.get_running_loop().create_future()
+        self._open[ask.ask_id] = given
+        self.emit(asked_event(ask))
+        try:
+            async with asyncio.timeout(ask.deadline_s), asyncio.TaskGroup() as tasks:
+                calling = tasks.create_task(self._call(ask, given)) if self.callback else None
+                answer = await given
+                if calling is not None:
+                    calling.cancel()
+        except TimeoutError:
+            return None
+        finally:
+            del self._open[ask.ask_id]
+            self._closed.add(ask.ask_id)
+        return answer
+
+    async def decided(self, ask: PermissionAsk, decision: Decision) -> None:
+        """Show what it came to."""
+        self.emit(
+            ForkPermitted(
+                run_id=ask.run_id,
+                ask_id=ask.ask_id,
+                call_id=ask.call_id,
+                name=ask.name,
+                allowed=decision.allowed,
+                how=decision.how,
+                note=decision.note,
+                rules=decision.rules,
+                by=decision.by,
+            )
+        )
+
+    def give(self, ask_id: str, answer: PermissionAnswer) -> None:
+        """Answer a question.
+
+        Raises:
+            ForkRefused: It was decided before, or never asked.
+        """
+        given = self._open.get(ask_id)
+        if given is None or given.done():
+            was = given is not None or ask_id in self._closed
+            raise ForkRefused(
+                f"Ask {ask_id} was decided before; the first answer stands."
+                if was
+                else f"There is no open ask {ask_id!r}; open are: {', '.join(self._open) or 'none'}."
+            )
+        given.set_result(answer)
+
+    async def _call(self, ask: PermissionAsk, given: asyncio.Future[PermissionAnswer]) -> None:
+        assert self.callback is not None
+        answer = await answer_of(self.callback, ask)
+        if not given.done():
+            given.set_result(answer)
+
+
+def asked_event(ask: PermissionAsk) -> ForkAsked:
+    """Return the event that shows a question."""
+    return ForkAsked(
+        run_id=ask.run_id,
+        ask_id=ask.ask_id,
+        what="permission",
+        turn=ask.turn,
+        call_id=ask.call_id,
+        name=ask.name,
+        arguments=ask.arguments,
+        deadline_s=ask.deadline_s,
+        rules=ask.rules,
+    )

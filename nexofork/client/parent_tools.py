@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 
 from nexofork.bus.reading import store_once
 from nexofork.core.replacement import ContentReplacementState
-from nexofork.engine.dispatch import NoTools, ToolCall, ToolOutcome, ToolRunner
-from nexofork.engine.filters import build_filter, gated_inside, memory_folders, travelling
-from nexofork.engine.routes import NamedTools, RoutedTools
-from nexofork.engine.tools.bubbled import FILE_TOOLS, decode_arguments, encode_outcome, named_path
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.threads import in_thread
 from nexofork.errors import BadMessage, BusError, ForkRefused
+from nexofork.policy.filters import build_filter, gated_inside, memory_folders, travelling
 from nexofork.telemetry.spans import continued
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import NamedTools, NoTools, RoutedTools, ToolCall, ToolOutcome, ToolRunner
+from nexofork.tools.parent_tools import FILE_TOOLS, decode_arguments, encode_outcome, named_path
+from nexofork.tools.threads import in_thread
 from nexofork.wire.messages import Answer, ParentTools, encode
 from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import inbox
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.connection import Bus
     from nexofork.core.prompt import ToolAnswer
-    from nexofork.engine.dispatch import ToolDispatcher
-    from nexofork.engine.params import ForkParams, ParentContext
+    from nexofork.run.params import ForkParams
+    from nexofork.tools.dispatch import ParentContext, ToolDispatcher
     from nexofork.wire.messages import Asked, Requested
 
 __all__ = ["MemoryFiles", "ParentToolServer", "offered"]

@@ -24,9 +24,10 @@ from nexofork.client.answers import Permitting, check_open, put_answer, reply_of
 from nexofork.client.child_messages import post_letter, written
 from nexofork.core.reply import Reply
 from nexofork.core.usage import Usage
-from nexofork.engine.abort import Abort, AbortReason
-from nexofork.engine.cache_check import CacheCheck
-from nexofork.engine.events import (
+from nexofork.errors import BadMessage, BadReply, BusError, ForkIsOver, ForkRefused
+from nexofork.run.abort import Abort, AbortReason
+from nexofork.run.cache_check import CacheCheck
+from nexofork.run.events import (
     CacheBreakDetected,
     ConversationCompacted,
     FanOutDecided,
@@ -41,8 +42,7 @@ from nexofork.engine.events import (
     ToolStarted,
     TurnFinished,
 )
-from nexofork.engine.result import ForkResult, ForkStatus
-from nexofork.errors import BadMessage, BadReply, BusError, ForkIsOver, ForkRefused
+from nexofork.run.result import ForkResult, ForkStatus
 from nexofork.wire import messages as wire
 from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import delta, inbox, live_reports, reports
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from nexofork.bus.connection import Bus, Msg, Subscription
     from nexofork.client.handle import ForkRecord
     from nexofork.client.parent_tools import ParentToolServer
-    from nexofork.engine.events import ForkEvent
-    from nexofork.engine.filters.audit import Audit
-    from nexofork.engine.permissions import PermissionAnswer
+    from nexofork.policy.permissions import PermissionAnswer
+    from nexofork.run.audit import Audit
+    from nexofork.run.events import ForkEvent
 
 __all__ = ["RemoteRun"]
 

@@ -18,8 +18,8 @@ from nexofork.bus.reading import last_of_many, read_subject
 from nexofork.bus.run_log import event_subjects, posted_abort, read_facts
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import cost_usd
-from nexofork.engine.result import ForkResult, ForkStatus
 from nexofork.errors import BadMessage, BadPrices, BusError, UnknownModelPrice
+from nexofork.run.result import ForkResult, ForkStatus
 from nexofork.wire import messages as wire
 from nexofork.wire.streams import inbox_stream, log_stream
 from nexofork.wire.subjects import check_run_id, events, inbox, reports, run_filter, run_of

@@ -10,15 +10,15 @@ from nexofork.bus.clock import ServerClock
 from nexofork.bus.failures import CorruptBlob, MissingBlob
 from nexofork.bus.jetstream import retry
 from nexofork.bus.run_log import RunLog
-from nexofork.engine.continuing import check_changes, check_end, continued
-from nexofork.engine.filters import NamedElsewhere
-from nexofork.engine.recording import logged_turns
-from nexofork.engine.requested import answers_of, file_state_of, fork_of, snapshot_of
-from nexofork.engine.result import ForkResult
-from nexofork.engine.workspace import ShippedWorkspace
 from nexofork.errors import BadMessage, BadReply, BadRequestBody, CannotWake
+from nexofork.policy.filters import NamedElsewhere
+from nexofork.run.params import answers_of, file_state_of, fork_of, snapshot_of
+from nexofork.run.result import ForkResult
+from nexofork.run.turns import logged_turns
+from nexofork.run.wake import check_changes, check_end, continued
 from nexofork.wire import messages as wire
 from nexofork.wire.workspace import GitSpec
+from nexofork.workspace import ShippedWorkspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nexofork.bus.blobs import BlobStore
     from nexofork.bus.connection import Bus
     from nexofork.bus.run_log import Entry
-    from nexofork.engine.params import ForkParams
+    from nexofork.run.params import ForkParams
     from nexofork.wire.workspace import WorkspaceWork
 
 __all__ = ["Awakening", "awaken"]

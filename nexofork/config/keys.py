@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nexofork.config import kinds
-from nexofork.engine.settings import default_state_dir
-from nexofork.engine.tools.watching import half_of_memory
+from nexofork.tools.limits import half_of_memory
 from nexofork.wire.subjects import DEFAULT_POOL
+from nexofork.workspace.settings import default_state_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,9 @@ from nexofork.config.keys import DAEMON_KEYS, INLINE_SECRETS
 from nexofork.config.kinds import WrongValue, looks_secret, shown, toml_type
 from nexofork.config.secrets import find_provider_key
 from nexofork.economics.settings import PRICES_VARIABLE
-from nexofork.engine.tools.mcp_config import read_mcp_config
 from nexofork.errors import BadSettings, BusError, ForkRefused, SettingProblem
 from nexofork.telemetry.settings import CONTENT_VARIABLE
+from nexofork.tools.mcp_config import read_mcp_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -21,8 +21,6 @@ from nexofork.core.boilerplate import BOILERPLATE, BOILERPLATE_TAG
 from nexofork.core.explain import explain
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import cost_usd
-from nexofork.engine.file_state import decode_file_state
-from nexofork.engine.tools.bubbled import decode_arguments, decode_outcome
 from nexofork.errors import (
     AlreadyAFork,
     BadDirective,
@@ -35,6 +33,8 @@ from nexofork.errors import (
     UnknownModelPrice,
     WorkspaceMismatch,
 )
+from nexofork.run.params import decode_file_state
+from nexofork.tools.parent_tools import decode_arguments, decode_outcome
 from nexofork.wire.budget import decode_account
 from nexofork.wire.ledger import decode_calls
 from nexofork.wire.messages import decode_event, decode_report

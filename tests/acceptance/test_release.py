@@ -7,10 +7,10 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from nexofork import DefaultForkSubagent, ForkStatus, ParentContext
-from nexofork.engine.dispatch import ToolCall
-from nexofork.engine.run import ForkRun
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.place import Place
+from nexofork.run.run import ForkRun
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import ToolCall
+from nexofork.tools.place import Place
 from tests.support.conversation import AGENT, call, says
 from tests.support.parents import fork
 from tests.support.waiting import eventually
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nexofork import AnthropicProvider
-    from nexofork.engine.dispatch import ToolOutcome
+    from nexofork.tools.dispatch import ToolOutcome
     from tests.support.parents import Parent
 
 TOOLS: list[dict[str, Any]] = [

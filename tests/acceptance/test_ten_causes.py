@@ -24,7 +24,7 @@ from nexofork import CacheSafeParams
 from nexofork.cli import run_command
 from nexofork.core.explain import Explanation, Sent, explain
 from nexofork.core.usage import Usage
-from nexofork.engine.events import CacheBreakDetected
+from nexofork.run.events import CacheBreakDetected
 from tests.support.conversation import AGENT, BASH, MARK, MARK_1H, MODEL, agent_calls, request, says, text
 from tests.support.gateway import Gateway
 from tests.support.parents import Parent, fork, open_llm, usage_in_log

@@ -11,7 +11,7 @@ from nexofork.bus.ledger import read_ledger
 from nexofork.bus.provisioning import provision
 from nexofork.bus.reading import read_subject
 from nexofork.core.usage import Usage
-from nexofork.engine.ledger import CallFacts, CallOwner
+from nexofork.run.call_records import CallFacts, CallOwner
 from nexofork.wire.messages import Daemon
 from nexofork.wire.streams import LEDGER
 from nexofork_daemon.ledger import DaemonLedger

@@ -17,9 +17,9 @@ import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from nexofork import ParentContext
-from nexofork.engine.dispatch import ToolCall
-from nexofork.engine.tools.mcp import McpServers
-from nexofork.engine.tools.mcp_config import ServerSpec
+from nexofork.tools.dispatch import ToolCall
+from nexofork.tools.mcp import McpServers
+from nexofork.tools.mcp_config import ServerSpec
 from tests.integration.rawserver import Flood, raw_server
 from tests.support.fleet import lines_in
 from tests.support.waiting import PATIENCE_S, eventually
@@ -27,8 +27,8 @@ from tests.support.waiting import PATIENCE_S, eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nexofork.engine.dispatch import ToolOutcome
-    from nexofork.engine.tools.mcp import McpTools
+    from nexofork.tools.dispatch import ToolOutcome
+    from nexofork.tools.mcp import McpTools
 
 SERVER = str(Path(__file__).parents[1] / "support/mcp_server.py")
 

@@ -11,8 +11,8 @@ from nexofork.bus.provisioning import provision
 from nexofork.bus.run_log import RunLog
 from nexofork.client.handle import ForkRecord
 from nexofork.client.remote_run import RemoteRun
-from nexofork.engine.events import FanOutDecided, ForkClaimed, ForkEnded, TextStreamed, TurnFinished
-from nexofork.engine.result import ForkResult, ForkStatus
+from nexofork.run.events import FanOutDecided, ForkClaimed, ForkEnded, TextStreamed, TurnFinished
+from nexofork.run.result import ForkResult, ForkStatus
 from nexofork.wire.messages import CallStarted, Final, Payload
 from nexofork.wire.subjects import delta
 from tests.support.nats import a_claim, a_final, a_request, a_turn, bus, nats_server, run_id
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
     from nexofork.wire.messages import Asked
 
 __all__ = ["bus", "nats_server", "run_id"]

@@ -6,17 +6,17 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nexofork import ParentContext
-from nexofork.engine.dispatch import ToolCall
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.place import Place
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import ToolCall
+from nexofork.tools.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nexofork.engine.dispatch import ToolOutcome
-    from nexofork.engine.sandbox.enclosure import Enclosure
-    from nexofork.engine.tools.search import SearchTools
+    from nexofork.sandbox.run_sandbox import Enclosure
+    from nexofork.tools.dispatch import ToolOutcome
+    from nexofork.tools.search import SearchTools
 
 __all__ = ["Hands", "deep_folder"]
 

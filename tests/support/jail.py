@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nexofork.engine.shell import READ_ONLY_ENVIRONMENT
+from nexofork.policy.shell import READ_ONLY_ENVIRONMENT
 from tests.support.sandboxes import BWRAP
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from nexofork import AnthropicProvider, CacheSafeParams, ForkParams, ForkStatus, FunctionTools, Reply
 from nexofork.bus.connection import BusSettings, open_bus
 from nexofork.client.fleet import FleetSettings, connect
-from nexofork.engine.dispatch import ToolOutcome
-from nexofork.engine.sandbox.opening import open_sandbox, shared_folders
-from nexofork.engine.tool_names import BUILTIN_TOOLS
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.mcp_config import read_mcp_config
+from nexofork.sandbox.sandbox import open_sandbox, shared_folders
 from nexofork.telemetry.sdk import open_telemetry
 from nexofork.telemetry.settings import read_settings
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import ToolOutcome
+from nexofork.tools.mcp_config import read_mcp_config
+from nexofork.tools.tool_names import BUILTIN_TOOLS
 from nexofork_daemon.health import Health, open_health
 from nexofork_daemon.run_environment import Environments, open_tool_sources
 from nexofork_daemon.service import run_daemon
@@ -39,8 +39,8 @@ from tests.support.parents import QUICK
 
 if TYPE_CHECKING:
     from nexofork.bus.connection import Bus
-    from nexofork.engine.dispatch import ToolCall
-    from nexofork.engine.tools.place import Place
+    from nexofork.tools.dispatch import ToolCall
+    from nexofork.tools.place import Place
 
 _PR_SET_PDEATHSIG = 1
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nexofork.engine.workspace import ShippedWorkspace
+from nexofork.workspace import ShippedWorkspace
 
 if TYPE_CHECKING:
     from nexofork import ForkParams

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
-from nexofork.engine.tools.place import Place
+from nexofork.sandbox.sandbox import SandboxSettings, open_sandbox
+from nexofork.tools.place import Place
 from tests.support.hands import Hands
 
 if TYPE_CHECKING:

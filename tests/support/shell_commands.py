@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import tree_sitter_bash
 from tree_sitter import Language, Parser
 
-from nexofork.engine.shell.flags import Rule
-from nexofork.engine.shell.git import SUBCOMMANDS
-from nexofork.engine.shell.programs import PROGRAMS
+from nexofork.policy.shell.flags import Rule
+from nexofork.policy.shell.git import SUBCOMMANDS
+from nexofork.policy.shell.programs import PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nexofork.agents.evaluation.json_path import NotThere, find, parse_answer
-from nexofork.engine.result import ForkStatus
+from nexofork.run.result import ForkStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from nexofork.engine.notices import in_xml
+from nexofork.run.result import in_xml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

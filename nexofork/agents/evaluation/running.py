@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nexofork.agents.evaluation.expecting import Outcome, disappointments
 from nexofork.core.query_source import QuerySource
-from nexofork.engine.events import ToolStarted
-from nexofork.engine.filters import AllOfFilter, AllowAllFilter, build_filter, read_filter
-from nexofork.engine.params import DelegateMode, ForkParams, prepare
 from nexofork.errors import BusError, ForkRefused
+from nexofork.policy.filters import AllOfFilter, AllowAllFilter, build_filter, read_filter
+from nexofork.run.events import ToolStarted
+from nexofork.run.params import DelegateMode, ForkParams, prepare
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from nexofork.agents.evaluation.suite import Case, Suite
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.events import ForkEvent
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.events import ForkEvent
+    from nexofork.run.result import ForkResult
 
 __all__ = ["CaseResult", "CaseRun", "EvalForks", "EvalRun", "evaluate"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from nexofork.agents.evaluation.expecting import Expectation
 from nexofork.agents.evaluation.json_path import parse_path
 from nexofork.core.boilerplate import check_directive
-from nexofork.engine.filters import read_filter
-from nexofork.engine.result import ForkStatus
 from nexofork.errors import BadDirective, BadEvaluation, ForkRefused
+from nexofork.policy.filters import read_filter
+from nexofork.run.result import ForkStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

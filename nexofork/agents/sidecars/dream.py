@@ -17,23 +17,21 @@ from nexofork.agents.sidecars.lock import MemoryLock
 from nexofork.agents.sidecars.seen import Seen, digest_of_folder, digest_of_session
 from nexofork.agents.sidecars.words import dream_prompt
 from nexofork.core.query_source import QuerySource
-from nexofork.engine.abort import AbortReason
-from nexofork.engine.filters import AutoMemFilter
-from nexofork.engine.filters.audit import changes, list_tree
-from nexofork.engine.filters.automem import BOOKKEEPING
-from nexofork.engine.filters.kinds import may_change
-from nexofork.engine.tools.arguments import Unable
-from nexofork.engine.tools.threads import in_thread
 from nexofork.errors import ForkRefused
+from nexofork.policy.filters import BOOKKEEPING, AutoMemFilter, may_change
+from nexofork.run.abort import AbortReason
+from nexofork.run.audit import changes, list_tree
 from nexofork.telemetry.spans import changed_despite_filter
+from nexofork.tools.arguments import Unable
+from nexofork.tools.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nexofork.agents.sidecars.launch import SidecarHost
-    from nexofork.engine.filters.audit import Change, Listing
-    from nexofork.engine.result import ForkResult
-    from nexofork.engine.tools.threads import Stop
+    from nexofork.run.audit import Change, Listing
+    from nexofork.run.result import ForkResult
+    from nexofork.tools.threads import Stop
 
 __all__ = ["DreamResult", "dream"]
 

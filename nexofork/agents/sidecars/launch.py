@@ -11,18 +11,18 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nexofork.engine.abort import AbortToken
-from nexofork.engine.filters import AllOfFilter, AllowAllFilter
-from nexofork.engine.params import DelegateMode, ForkParams
-from nexofork.engine.permissions import Permissions
+from nexofork.policy.filters import AllOfFilter, AllowAllFilter
+from nexofork.policy.permissions import Permissions
+from nexofork.run.abort import AbortToken
+from nexofork.run.params import DelegateMode, ForkParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nexofork.agents.tool import Forks, SnapshotSource
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.filters import ToolFilter
-    from nexofork.engine.result import ForkResult
+    from nexofork.policy.filters import ToolFilter
+    from nexofork.run.result import ForkResult
 
 __all__ = ["Sidecar", "SidecarHost"]
 

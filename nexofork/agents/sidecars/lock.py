@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nexofork.engine.filters.automem import LOCK_FILE
 from nexofork.errors import ForkRefused
+from nexofork.policy.filters import LOCK_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

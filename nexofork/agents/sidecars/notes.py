@@ -16,12 +16,12 @@ from nexofork.agents.sidecars.launch import Sidecar
 from nexofork.agents.sidecars.speech import said_nothing
 from nexofork.agents.sidecars.words import notes_prompt
 from nexofork.core.query_source import QuerySource
-from nexofork.engine.filters import OnlyToolsFilter
 from nexofork.errors import ForkRefused
+from nexofork.policy.filters import OnlyToolsFilter
 
 if TYPE_CHECKING:
     from nexofork.agents.sidecars.launch import SidecarHost
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.result import ForkResult
 
 __all__ = ["NotesResult", "replace_file", "session_memory"]
 

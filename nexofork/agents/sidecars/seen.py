@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexofork.agents.sidecars.notes import replace_file
-from nexofork.engine.filters.automem import BOOKKEEPING, SEEN_FILE
-from nexofork.engine.filters.paths import walk_tree
+from nexofork.policy.filters import BOOKKEEPING, SEEN_FILE
+from nexofork.policy.paths import walk_tree
 
 if TYPE_CHECKING:
     from nexofork.core.snapshot import CacheSafeParams
-    from nexofork.engine.tools.threads import Stop
+    from nexofork.tools.threads import Stop
 
 __all__ = ["Seen", "digest_of_folder", "digest_of_session"]
 

@@ -9,11 +9,11 @@ from nexofork.agents.sidecars.launch import Sidecar
 from nexofork.agents.sidecars.words import NOTHING, away_prompt, btw_prompt, suggest_prompt
 from nexofork.core.boilerplate import check_directive
 from nexofork.core.query_source import QuerySource
-from nexofork.engine.filters import OnlyToolsFilter, ReadOnlyFilter
+from nexofork.policy.filters import OnlyToolsFilter, ReadOnlyFilter
 
 if TYPE_CHECKING:
     from nexofork.agents.sidecars.launch import SidecarHost
-    from nexofork.engine.result import ForkResult
+    from nexofork.run.result import ForkResult
 
 __all__ = ["Said", "away", "btw", "said_nothing", "suggest"]
 

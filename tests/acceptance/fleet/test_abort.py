@@ -12,8 +12,8 @@ import pytest
 from nexofork import AbortToken, ForkStatus, PathWorkspace
 from nexofork.bus.pickup import Delivery, Pickup
 from nexofork.client.runs import list_runs
-from nexofork.engine.abort import AbortReason
 from nexofork.errors import BadMessage
+from nexofork.run.abort import AbortReason
 from nexofork.wire import messages as wire
 from nexofork.wire.subjects import events, inbox
 from tests.support.conversation import call, says

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import DelegateMode, ForkStatus
-from nexofork.engine.events import (
+from nexofork.run.events import (
     FanOutDecided,
     ForkClaimed,
     ForkEnded,

@@ -12,9 +12,9 @@ import pytest
 
 from nexofork import AutoMemFilter, ForkStatus, FunctionTools
 from nexofork.core.replacement import ContentReplacementState
-from nexofork.engine.dispatch import GatedTools, ToolOutcome
-from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.errors import ForkRefused
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import GatedTools, ToolOutcome
 from nexofork.wire import messages as wire
 from tests.acceptance.fleet.test_crash import claimant
 from tests.support.conversation import AGENT, BASH, call, says
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from nexofork import ForkResult
     from nexofork.client.fleet import NatsForkSubagent
-    from nexofork.engine.dispatch import ToolCall
     from nexofork.simulator import Simulator
+    from nexofork.tools.dispatch import ToolCall
     from tests.support.fleet import Fleet, Nursery, RestartableServer
 
 TOOLS = [AGENT, BASH, *({"name": name, "input_schema": {"type": "object"}} for name in ("Todo", "Nope", "REPL"))]

@@ -9,7 +9,7 @@ import pytest
 
 from nexofork import ForkStatus
 from nexofork.bus.jetstream import call as api
-from nexofork.engine.journal import INTERRUPTED
+from nexofork.run.turns import INTERRUPTED
 from nexofork.wire import messages as wire
 from nexofork.wire.streams import log_stream
 from tests.support.conversation import call, says

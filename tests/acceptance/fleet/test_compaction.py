@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.engine.compaction import COMPACTED_TAG
+from nexofork.run.compaction import COMPACTED_TAG
 from nexofork.simulator import SimulatorConfig
 from tests.support.conversation import MARK, call, text
 from tests.support.fleet import open_fleet

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.engine.journal import INTERRUPTED
+from nexofork.run.turns import INTERRUPTED
 from nexofork.wire import messages as wire
 from tests.support.conversation import call, declared, says
 from tests.support.fleet import asked, epochs, finals, group_of, lines_in

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkOverrides, ForkParams
-from nexofork.engine.events import CacheBreakDetected
+from nexofork.run.events import CacheBreakDetected
 from tests.support.conversation import says, text
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from nexofork import AnthropicProvider, ForkStatus, ReadOnlyFilter
 from nexofork.bus.jetstream import store
 from nexofork.bus.peers import Peers
 from nexofork.bus.presence import PresenceBoard
-from nexofork.engine.sandbox.opening import SandboxSettings, shared_folders
-from nexofork.engine.tools.builtin import BuiltinTools
+from nexofork.sandbox.sandbox import SandboxSettings, shared_folders
+from nexofork.tools.builtin import BuiltinTools
 from nexofork.wire import messages as wire
 from nexofork.wire.subjects import presence
 from nexofork_daemon.placement import Placement

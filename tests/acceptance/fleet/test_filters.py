@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.engine.filters import AutoMemFilter, ReadOnlyFilter
 from nexofork.errors import ForkRefused
+from nexofork.policy.filters import AutoMemFilter, ReadOnlyFilter
 from nexofork.wire import messages as wire
 from tests.support.conversation import call, says
 

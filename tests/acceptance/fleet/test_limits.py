@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from nexofork import ForkStatus
 from nexofork.bus.jetstream import call as api_call
-from nexofork.engine.events import TextStreamed
+from nexofork.run.events import TextStreamed
 from nexofork.wire import messages as wire
 from nexofork.wire.streams import CONSUMER, log_stream
 from tests.support.conversation import says
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
     from tests.support.fleet import Fleet
 
 DONE = "Scope: all\nResult: done"

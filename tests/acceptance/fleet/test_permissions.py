@@ -12,8 +12,8 @@ import pytest
 
 from nexofork import ForkStatus, PermissionAnswer, PermissionAsk, Permissions
 from nexofork.bus.jetstream import store
-from nexofork.engine.events import ForkAsked, ForkPermitted
 from nexofork.errors import BusError, ForkRefused
+from nexofork.run.events import ForkAsked, ForkPermitted
 from nexofork.wire import messages as wire
 from nexofork.wire.permissions import PermissionPolicy, ask_id_of
 from nexofork.wire.subjects import inbox

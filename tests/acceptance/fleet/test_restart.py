@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.engine.events import (
+from nexofork.run.events import (
     FanOutDecided,
     ForkClaimed,
     ForkEnded,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nexofork import ForkHandle
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
     from nexofork.simulator import Simulator
     from tests.support.fleet import Fleet, Nursery, RestartableServer
 

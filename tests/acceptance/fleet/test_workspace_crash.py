@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from nexofork import ForkStatus, GitWorkspace
-from nexofork.engine.journal import INTERRUPTED
+from nexofork.run.turns import INTERRUPTED
 from nexofork.wire import messages as wire
 from tests.support.conversation import call, says
 from tests.support.fleet import lines_in

@@ -10,10 +10,10 @@ import pytest
 
 from nexofork import ForkStatus, GitWorkspace, ParentContext, PathWorkspace
 from nexofork.bus.blobs import BlobStore
-from nexofork.engine.workspace import ShippedWorkspace
 from nexofork.errors import ForkRefused
 from nexofork.wire import messages as wire
 from nexofork.wire.workspace import GitSpec
+from nexofork.workspace import ShippedWorkspace
 from tests.acceptance.fleet.test_blobs import lose_blobs, requested
 from tests.support.conversation import call, declared, says
 from tests.support.fleet import asked, finals, open_fleet

@@ -15,8 +15,8 @@ from nexofork.bus.reading import read_subject
 from nexofork.bus.run_log import RunLog
 from nexofork.client.answers import put_answer, reply_of
 from nexofork.client.child_messages import post_letter, written
-from nexofork.engine.permissions import PermissionAnswer
 from nexofork.errors import BusError, ForkRefused
+from nexofork.policy.permissions import PermissionAnswer
 from nexofork.wire.messages import AbortEvent, Requested
 from nexofork.wire.streams import inbox_stream
 from nexofork.wire.subjects import inbox_filter

@@ -13,7 +13,7 @@ from nexofork.bus.jetstream import store
 from nexofork.bus.provisioning import provision
 from nexofork.bus.reading import last_of
 from nexofork.bus.warmth import FleetWarmth
-from nexofork.engine.warmth import Warmth
+from nexofork.run.prefix_gate import Warmth
 from nexofork.wire.messages import Warming, encode
 from nexofork.wire.streams import WARM
 from nexofork.wire.subjects import warm

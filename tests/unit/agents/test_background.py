@@ -12,8 +12,8 @@ import pytest
 
 from nexofork import DefaultForkSubagent, ForkStatus
 from nexofork.agents.background import Background
-from nexofork.engine.events import ForkEnded
 from nexofork.errors import ForkRefused
+from nexofork.run.events import ForkEnded
 from tests.support.conversation import says
 from tests.support.parents import fork
 from tests.support.waiting import eventually

@@ -14,8 +14,8 @@ from nexofork.agents.delegation import DELEGATE_TOOL_SCHEMA, DelegationTool, del
 from nexofork.agents.patience import moved_after
 from nexofork.agents.settings import AgentSettings
 from nexofork.core.boilerplate import BOILERPLATE
-from nexofork.engine.events import ForkEnded, ForkStarted
 from nexofork.errors import BadReply, EmptySlot, ForkRefused
+from nexofork.run.events import ForkEnded, ForkStarted
 from tests.support.conversation import BASH, call, request, says
 from tests.support.parents import body_of
 

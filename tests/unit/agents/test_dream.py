@@ -13,9 +13,9 @@ import pytest
 
 from nexofork import CacheSafeSlot, ForkStatus, FunctionTools, QuerySource
 from nexofork.agents.sidecars import DreamResult, SidecarHost, dream
-from nexofork.engine.abort import AbortReason, AbortToken
-from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.errors import EmptySlot, ForkRefused
+from nexofork.run.abort import AbortReason, AbortToken
+from nexofork.tools.builtin import BuiltinTools
 from tests.support.conversation import call
 from tests.support.parents import body_of, results_in
 from tests.support.sessions import reads_the_parent, warm_request

@@ -13,8 +13,8 @@ from nexofork import CacheSafeSlot, ForkStatus, FunctionTools, ParentContext, Pe
 from nexofork.agents.sidecars import SidecarHost, away, btw, session_memory, suggest
 from nexofork.agents.sidecars.speech import said_nothing
 from nexofork.core.boilerplate import BOILERPLATE
-from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.errors import AlreadyAFork, BadDirective, EmptySlot, ForkRefused
+from nexofork.tools.builtin import BuiltinTools
 from tests.support.conversation import call
 from tests.support.parents import body_of, results_in
 from tests.support.sessions import reads_the_parent, warm_request

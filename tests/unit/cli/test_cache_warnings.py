@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from nexofork.cli.event_lines import event_object
 from nexofork.cli.progress import LiveProgress, PlainProgress
-from nexofork.engine.cache_check import CacheCheck
-from nexofork.engine.events import CacheBreakDetected
+from nexofork.run.cache_check import CacheCheck
+from nexofork.run.events import CacheBreakDetected
 
 if TYPE_CHECKING:
     import pytest

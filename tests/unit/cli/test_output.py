@@ -17,7 +17,8 @@ from nexofork.cli.options import header, rfc3339, seconds_or_zero
 from nexofork.cli.output import brief, counted, plain, print_json, print_results, print_table
 from nexofork.cli.progress import EventLines, PlainProgress, ResultLines
 from nexofork.core.usage import Usage
-from nexofork.engine.events import (
+from nexofork.errors import BadMessage, BusError, ForkRefused
+from nexofork.run.events import (
     FanOutDecided,
     ForkClaimed,
     ForkEnded,
@@ -26,11 +27,10 @@ from nexofork.engine.events import (
     ToolStarted,
     TurnFinished,
 )
-from nexofork.engine.result import ForkResult, ForkStatus
-from nexofork.errors import BadMessage, BusError, ForkRefused
+from nexofork.run.result import ForkResult, ForkStatus
 
 if TYPE_CHECKING:
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
 
 RESULT = ForkResult(
     run_id="r1", label="fork", directive="Look.", model="m", status=ForkStatus.FAILED, end="x", error="No \x1b[31mway."

@@ -7,8 +7,8 @@ import pytest
 from anthropic import Anthropic
 
 from nexofork import BlockingForkSubagent, DelegateMode, ForkStatus, FunctionTools, Permissions, capture
-from nexofork.engine.events import ForkAsked, ForkEnded, ForkStarted, ToolFinished
 from nexofork.errors import BadDirective, ForkRefused
+from nexofork.run.events import ForkAsked, ForkEnded, ForkStarted, ToolFinished
 from tests.support.conversation import KEY, call, declared, request, says
 from tests.support.parents import fork, open_llm, usage_in_log
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import AbortToken, ForkStatus
-from nexofork.engine.events import ForkEnded
+from nexofork.run.events import ForkEnded
 from tests.support.conversation import says
 from tests.support.parents import Parent, fork
 
 if TYPE_CHECKING:
     from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
     from nexofork.simulator import Simulator
 
 STALLS = says("Wait.", {"text": "a long report", "fault": {"hang_after_events": 4}})

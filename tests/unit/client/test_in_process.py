@@ -16,19 +16,19 @@ from nexofork import (
     ParentContext,
 )
 from nexofork.economics.ledger import price_calls, total
-from nexofork.engine.abort import AbortReason
-from nexofork.engine.dispatch import NoTools, ToolOutcome
-from nexofork.engine.events import CallBegan, ForkEnded, TextStreamed
 from nexofork.errors import BadDirective, CacheBreak, ForkRefused
+from nexofork.run.abort import AbortReason
+from nexofork.run.events import CallBegan, ForkEnded, TextStreamed
+from nexofork.tools.dispatch import NoTools, ToolOutcome
 from tests.support.conversation import KEY, call, says
 from tests.support.parents import Parent, body_of, fork
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from nexofork import CacheSafeParams
-    from nexofork.engine.dispatch import ToolCall
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
     from nexofork.simulator import Simulator
+    from nexofork.tools.dispatch import ToolCall
 
 HANGS = says("Wait.", {"fault": "hang"})
 STALLS = says("Wait.", {"text": "a long report", "fault": {"hang_after_events": 4}})

@@ -9,8 +9,8 @@ import pytest
 
 from nexofork import AbortToken, ForkStatus, FunctionTools
 from nexofork.core.boilerplate import BOILERPLATE
-from nexofork.engine.continuing import NOT_RUN
 from nexofork.errors import AlreadyAFork, CannotWake, ForkRefused
+from nexofork.run.wake import NOT_RUN
 from tests.support.conversation import call, says
 from tests.support.parents import Parent, body_of, fork, results_in
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import AbortToken, ForkStatus, FunctionTools
-from nexofork.engine.abort import Abort, AbortReason
-from nexofork.engine.events import ForkEnded
-from nexofork.engine.params import prepare
-from nexofork.engine.run import ForkRun
-from nexofork.engine.warmth import Warmth
 from nexofork.errors import ProviderError
 from nexofork.providers.provider import TextDelta
+from nexofork.run.abort import Abort, AbortReason
+from nexofork.run.events import ForkEnded
+from nexofork.run.params import prepare
+from nexofork.run.prefix_gate import Warmth
+from nexofork.run.run import ForkRun
 from tests.support.conversation import call, says
 from tests.support.parents import fork, open_llm
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent
-    from nexofork.engine.events import ForkEvent
     from nexofork.providers.provider import ModelRequest, ProviderEvent
+    from nexofork.run.events import ForkEvent
     from nexofork.simulator import Simulator
     from tests.support.parents import Parent
 

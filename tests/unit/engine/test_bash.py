@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork.engine.tools.bash import BashTool
-from nexofork.engine.tools.commands import Limits
+from nexofork.tools.bash import BashTool
+from nexofork.tools.process import Limits
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from nexofork.engine.dispatch import ToolOutcome
+    from nexofork.tools.dispatch import ToolOutcome
 
 
 async def run(command: str, **settings: Any) -> ToolOutcome:
@@ -181,7 +181,7 @@ async def test_killing_the_daemon_kills_its_commands(tmp_path: Path) -> None:
     """Nobody cleans up after ``kill -9``, so the group watches for it itself."""
     note = tmp_path / "pids"
     code = (
-        "import asyncio; from nexofork.engine.tools.bash import BashTool; "
+        "import asyncio; from nexofork.tools.bash import BashTool; "
         f"asyncio.run(BashTool().run({{'command': 'sleep 60 & echo $$ $! > {note}; sleep 60'}}))"
     )
     daemon = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
@@ -195,7 +195,7 @@ async def test_killing_the_daemon_kills_its_commands(tmp_path: Path) -> None:
 
 MANY_COMMANDS = """
 import asyncio, sys, uvloop
-from nexofork.engine.tools.bash import BashTool
+from nexofork.tools.bash import BashTool
 
 async def work(numbers):
     for _ in numbers:

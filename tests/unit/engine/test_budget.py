@@ -8,8 +8,8 @@ import pytest
 from nexofork import Budget, DefaultForkSubagent, ForkStatus, FunctionTools
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import cost_usd
-from nexofork.engine.budget import LocalTill, RunPurse, cost_of
 from nexofork.errors import ForkRefused, OverBudget
+from nexofork.run.budget import LocalTill, RunPurse, cost_of
 from nexofork.wire.budget import Account
 from nexofork.wire.messages import Amount, BudgetLimit
 from tests.support.conversation import MODEL, call, request, says

@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic
 
 from nexofork import AnthropicProvider, CacheSafeParams, Reply
 from nexofork.core.usage import Usage
-from nexofork.engine.cache_check import CacheCheck
+from nexofork.run.cache_check import CacheCheck
 from tests.support.conversation import KEY, MARK, MARK_1H, agent_calls, request, says, text
 from tests.support.gateway import Gateway, llm_behind
 from tests.support.parents import Parent, fork, open_llm

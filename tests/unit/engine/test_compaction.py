@@ -8,8 +8,8 @@ import pytest
 
 from nexofork import Budget, ForkStatus, FunctionTools, QuerySource
 from nexofork.core.boilerplate import BOILERPLATE
-from nexofork.engine.compaction import COMPACTED_TAG
-from nexofork.engine.events import ConversationCompacted, TurnFinished
+from nexofork.run.compaction import COMPACTED_TAG
+from nexofork.run.events import ConversationCompacted, TurnFinished
 from nexofork.simulator import SimulatorConfig
 from tests.support.conversation import MARK, call, text
 from tests.support.parents import Parent, body_of, fork, open_llm

@@ -7,7 +7,7 @@ import pytest
 
 from nexofork import ForkOverrides, ForkStatus, FunctionTools
 from nexofork.core.boilerplate import reminder
-from nexofork.engine.events import (
+from nexofork.run.events import (
     CacheBreakDetected,
     CallBegan,
     FanOutDecided,
@@ -24,7 +24,7 @@ from tests.support.parents import Parent, body_of, fork, open_llm, usage_in_log
 
 if TYPE_CHECKING:
     from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent
-    from nexofork.engine.events import ForkEvent
+    from nexofork.run.events import ForkEvent
     from nexofork.simulator import Simulator
     from tests.conftest import StartSimulator
 

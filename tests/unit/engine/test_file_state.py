@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexofork import ForkOverrides, FunctionTools, ParentContext
-from nexofork.engine.file_state import MAX_FILES, check_file_state, decode_file_state, encode_file_state
 from nexofork.errors import ForkRefused
+from nexofork.run.params import MAX_FILES, check_file_state, decode_file_state, encode_file_state
 from tests.strategies import examples
 from tests.support.conversation import call, says
 from tests.support.parents import Parent, fork
 
 if TYPE_CHECKING:
     from nexofork import AnthropicProvider, DefaultForkSubagent
-    from nexofork.engine.dispatch import ToolCall, ToolOutcome
     from nexofork.simulator import Simulator
+    from nexofork.tools.dispatch import ToolCall, ToolOutcome
 
 SHA = "0f" * 32
 STATES = st.dictionaries(st.text(min_size=1, max_size=20), st.just(SHA), max_size=5)

@@ -19,12 +19,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nexofork.engine.tools import paths, writing
-from nexofork.engine.tools.arguments import Unable
-from nexofork.engine.tools.paths import FilePath
-from nexofork.engine.tools.reading import WHOLE_BYTES
-from nexofork.engine.tools.threads import Stop, in_thread
-from nexofork.engine.tools.writing import Edit, edit_file, write_file
+from nexofork.tools import file_write, named_file
+from nexofork.tools.arguments import Unable
+from nexofork.tools.file_read import WHOLE_BYTES
+from nexofork.tools.file_write import Edit, edit_file, write_file
+from nexofork.tools.named_file import FilePath
+from nexofork.tools.threads import Stop, in_thread
 from tests.strategies import examples
 from tests.support.hands import Hands
 from tests.support.waiting import eventually
@@ -212,9 +212,13 @@ async def test_what_cannot_be_read_is_an_answer(hands: Hands, arguments: dict[st
 
 def test_a_refusal_of_the_system_is_put_in_words() -> None:
     """Permission, space and quota; what has no words of its own keeps the system's."""
-    assert "permission denied" in str(paths.explained(at(Path("/f")), PermissionError(errno.EACCES, "x")))
-    assert "the disk is full. The file is as it was" in str(paths.explained(at(Path("/f")), OSError(errno.ENOSPC, "x")))
-    assert str(paths.explained(at(Path("/f")), OSError(errno.EIO, "Input/output error"))) == "/f: Input/output error."
+    assert "permission denied" in str(named_file.explained(at(Path("/f")), PermissionError(errno.EACCES, "x")))
+    assert "the disk is full. The file is as it was" in str(
+        named_file.explained(at(Path("/f")), OSError(errno.ENOSPC, "x"))
+    )
+    assert (
+        str(named_file.explained(at(Path("/f")), OSError(errno.EIO, "Input/output error"))) == "/f: Input/output error."
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
@@ -462,8 +466,8 @@ async def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(hand
     path.write_text("old")
     code = (
         "import resource, signal; from pathlib import Path; "
-        "from nexofork.engine.tools.paths import FilePath; "
-        "from nexofork.engine.tools.threads import Stop; from nexofork.engine.tools.writing import write_file\n"
+        "from nexofork.tools.named_file import FilePath; "
+        "from nexofork.tools.threads import Stop; from nexofork.tools.file_write import write_file\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         f"try: write_file(FilePath({str(path)!r}, {str(path)!r}), b'x' * 5000, known={digest(b'old')!r}, stop=Stop())\n"
         "except Exception as exc: print(type(exc).__name__, exc)"
@@ -485,7 +489,7 @@ async def test_an_abandoned_write_does_not_happen_later(tmp_path: Path) -> None:
         begun.set()
         write_file(at(path), b"late", known=None, stop=stop)
 
-    turn = writing._TURNS[hash(str(path)) % len(writing._TURNS)]
+    turn = file_write._TURNS[hash(str(path)) % len(file_write._TURNS)]
     with turn:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(in_thread(write, limit_s=10))

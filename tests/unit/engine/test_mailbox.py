@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkStatus, FunctionTools
-from nexofork.engine.events import ForkEnded, MessagesDelivered, MessagesUndelivered
 from nexofork.errors import ForkIsOver, ForkRefused
+from nexofork.run.events import ForkEnded, MessagesDelivered, MessagesUndelivered
 from tests.support.conversation import call, says
 from tests.support.parents import Parent, body_of, fork
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nexofork.engine.tools.mcp_config import ServerSpec, read_mcp_config
 from nexofork.errors import ForkRefused
+from nexofork.tools.mcp_config import ServerSpec, read_mcp_config
 
 if TYPE_CHECKING:
     from pathlib import Path

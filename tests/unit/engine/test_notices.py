@@ -6,7 +6,7 @@ import pytest
 
 from nexofork import ForkResult, ForkStatus, task_notification
 from nexofork.core.usage import Usage
-from nexofork.engine.result import CallRecord
+from nexofork.run.result import CallRecord
 
 
 def result(

@@ -9,7 +9,7 @@ import pytest
 
 from nexofork import CacheSafeParams, Reply
 from nexofork.core.usage import Usage
-from nexofork.engine.outlook import FirstByteTimes, warm_tokens
+from nexofork.run.prefix_gate import FirstByteTimes, warm_tokens
 from tests.support.conversation import request
 
 MODEL = "claude-sonnet-5"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import ForkStatus
-from nexofork.engine.events import CallFailedOnce
+from nexofork.run.events import CallFailedOnce
 from nexofork.simulator import SimulatorConfig
 from tests.support.conversation import says
 from tests.support.parents import Parent, fork, open_llm

@@ -11,8 +11,8 @@ from nexofork import Budget, CacheSafeParams, DefaultForkSubagent, ForkOverrides
 from nexofork.core.prompt import ForkBase
 from nexofork.core.usage import Usage
 from nexofork.economics.prices import cost_usd
-from nexofork.engine.quoting import CallQuotes
-from nexofork.engine.result import CallRecord
+from nexofork.run.model_calls import CallQuotes
+from nexofork.run.result import CallRecord
 from tests.support.conversation import MARK, MARK_1H, MODEL, call, request, says
 from tests.support.parents import Parent, fork, usage_in_log
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from nexofork import AutoMemFilter, FunctionTools, ParentContext
 from nexofork.client.parent_tools import MemoryFiles
-from nexofork.engine.dispatch import ToolCall, ToolOutcome
-from nexofork.engine.routes import NamedTools, RoutedTools
-from nexofork.engine.tools.bubbled import (
+from nexofork.errors import BadMessage
+from nexofork.tools.dispatch import NamedTools, RoutedTools, ToolCall, ToolOutcome
+from nexofork.tools.parent_tools import (
     BubbledTools,
     MemoryElsewhere,
     ParentsOwn,
@@ -24,7 +24,6 @@ from nexofork.engine.tools.bubbled import (
     encode_outcome,
     named_path,
 )
-from nexofork.errors import BadMessage
 from nexofork.wire.parent_tools import ParentTools
 
 if TYPE_CHECKING:

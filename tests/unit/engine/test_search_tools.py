@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexofork.engine.tools.commands import Limits
-from nexofork.engine.tools.scan import glob_regex
-from nexofork.engine.tools.search import SearchTools
+from nexofork.tools.process import Limits
+from nexofork.tools.scan import glob_regex
+from nexofork.tools.search import SearchTools
 from tests.strategies import examples
 from tests.support.hands import Hands
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import CacheSafeParams, ForkParams, FunctionTools
-from nexofork.engine.params import prepare
-from nexofork.engine.tool_names import BUILTIN_TOOLS
-from nexofork.engine.tools.builtin import BuiltinTools
 from nexofork.errors import ForkRefused
+from nexofork.run.params import prepare
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.tool_names import BUILTIN_TOOLS
 from tests.support.conversation import AGENT, BASH, call, request, says
 from tests.support.hands import Hands
 from tests.support.parents import Parent, body_of, fork, results_in

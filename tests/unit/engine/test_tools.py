@@ -17,7 +17,7 @@ from nexofork import (
     QuerySource,
 )
 from nexofork.core.replacement import ContentReplacementState
-from nexofork.engine.dispatch import AGENT_TOOL, ToolCall, ToolOutcome
+from nexofork.tools.dispatch import AGENT_TOOL, ToolCall, ToolOutcome
 from tests.support.conversation import AGENT, BASH, call, declared, says
 from tests.support.parents import Parent, body_of, fork, results_in
 from tests.support.waiting import PATIENCE_S
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from nexofork import AnthropicProvider, CacheSafeParams, DefaultForkSubagent, ForkResult, PermissionAsk
-    from nexofork.engine.dispatch import ToolDispatcher
     from nexofork.simulator import Simulator
+    from nexofork.tools.dispatch import ToolDispatcher
 
     Function = Callable[[dict[str, Any]], Awaitable[str | ToolOutcome]]
 

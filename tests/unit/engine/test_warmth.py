@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nexofork import DefaultForkSubagent
-from nexofork.engine.events import FanOutDecided, WaitedForLeader
-from nexofork.engine.warmth import Warmth
+from nexofork.run.events import FanOutDecided, WaitedForLeader
+from nexofork.run.prefix_gate import Warmth
 from tests.support.conversation import says
 from tests.support.decisions import LEADER_FIRST
 from tests.support.parents import Parent, fork

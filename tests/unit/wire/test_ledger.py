@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexofork.core.usage import Usage
-from nexofork.engine.ledger import CallFacts, CallOwner, booked
 from nexofork.errors import BadMessage
+from nexofork.run.call_records import CallFacts, CallOwner, booked
 from nexofork.wire.ledger import BookedCall, decode_calls, encode_calls
 from nexofork.wire.messages import Daemon
 

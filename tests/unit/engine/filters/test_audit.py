@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import AllowAllFilter, ForkResult, ForkStatus
-from nexofork.engine.filters import AllOfFilter, AutoMemFilter, ProfileFilter, ReadOnlyFilter
-from nexofork.engine.filters.audit import Change, begin_audit, changes, list_tree, violations
-from nexofork.engine.filters.paths import remove_tree
+from nexofork.policy.filters import AllOfFilter, AutoMemFilter, ProfileFilter, ReadOnlyFilter
+from nexofork.policy.paths import remove_tree
+from nexofork.run.audit import Change, begin_audit, changes, list_tree, violations
 from tests.support.hands import deep_folder
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nexofork.engine.filters import AutoMemFilter
-from nexofork.engine.filters.paths import open_beneath
 from nexofork.errors import ForkRefused
+from nexofork.policy.filters import AutoMemFilter
+from nexofork.policy.paths import open_beneath
 
 
 @pytest.fixture

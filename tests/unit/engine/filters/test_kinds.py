@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nexofork import AllowAllFilter, FunctionTools, ParentContext
-from nexofork.engine.dispatch import GatedTools, ToolCall, ToolOutcome
-from nexofork.engine.filters import (
+from nexofork.errors import ForkRefused
+from nexofork.policy.filters import (
     PROFILES,
     AllOfFilter,
     AutoMemFilter,
@@ -19,8 +19,8 @@ from nexofork.engine.filters import (
     read_filter,
     travelling,
 )
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.errors import ForkRefused
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import GatedTools, ToolCall, ToolOutcome
 from nexofork.wire.messages import FilterSpec
 from tests.support.conversation import call, declared, says
 from tests.support.parents import fork, results_in
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nexofork import AnthropicProvider, DefaultForkSubagent
-    from nexofork.engine.filters import ToolFilter
+    from nexofork.policy.filters import ToolFilter
     from nexofork.simulator import Simulator
     from tests.support.parents import Parent
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nexofork import Permissions
-from nexofork.engine.permissions.judge import Judge
+from nexofork.policy.gate import Judge
 from tests.unit.engine.shell.scratch import listing, make, run
 from tests.unit.engine.shell.test_fuzz import FRAGMENTS, JOINS, disguised
 

@@ -20,13 +20,13 @@ from nexofork import (
     ReadOnlyFilter,
 )
 from nexofork.core.replacement import ContentReplacementState
-from nexofork.engine.abort import AbortReason
-from nexofork.engine.dispatch import GatedTools, ToolCall, ToolOutcome, ToolRunner
-from nexofork.engine.events import ForkAsked, ForkPermitted, ToolStarted
-from nexofork.engine.permissions import Gate
-from nexofork.engine.tools.builtin import BuiltinTools
-from nexofork.engine.tools.place import Place
 from nexofork.errors import BadPermissions, ForkRefused
+from nexofork.policy.gate import Gate
+from nexofork.run.abort import AbortReason
+from nexofork.run.events import ForkAsked, ForkPermitted, ToolStarted
+from nexofork.tools.builtin import BuiltinTools
+from nexofork.tools.dispatch import GatedTools, ToolCall, ToolOutcome, ToolRunner
+from nexofork.tools.place import Place
 from tests.support.conversation import call, declared, says
 from tests.support.parents import Parent, fork, results_in
 

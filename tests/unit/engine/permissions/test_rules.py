@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nexofork import Permissions
-from nexofork.engine.permissions.judge import Judge
-from nexofork.engine.permissions.rules import parse_rule
 from nexofork.errors import BadPermissions
+from nexofork.policy.gate import Judge
+from nexofork.policy.rules import parse_rule
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nexofork import Permissions
-from nexofork.engine.permissions.judge import Judge
+from nexofork.policy.gate import Judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
-from nexofork.engine.sandbox.view import plain_path
-from nexofork.engine.tools.place import Checkout, Place
 from nexofork.errors import ForkRefused
+from nexofork.sandbox.mounts import plain_path
+from nexofork.sandbox.sandbox import SandboxSettings, open_sandbox
+from nexofork.tools.place import Checkout, Place
 from tests.support.hands import Hands
 from tests.support.sandboxes import boxed, needs_bubblewrap
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
-from nexofork.engine.tools.bash import BashTool
-from nexofork.engine.tools.commands import Limits
-from nexofork.engine.tools.place import Place
+from nexofork.sandbox.sandbox import SandboxSettings, open_sandbox
+from nexofork.tools.bash import BashTool
+from nexofork.tools.place import Place
+from nexofork.tools.process import Limits
 from tests.support.sandboxes import boxed, needs_bubblewrap, processes_with
 from tests.support.waiting import eventually
 

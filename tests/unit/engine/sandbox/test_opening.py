@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.sandbox.folders import daemon_folder
-from nexofork.engine.sandbox.opening import SandboxSettings, open_sandbox
-from nexofork.engine.tools.place import Place
 from nexofork.errors import SandboxUnavailable
+from nexofork.sandbox.run_folder import daemon_folder
+from nexofork.sandbox.sandbox import SandboxSettings, open_sandbox
+from nexofork.tools.place import Place
 from tests.support.hands import Hands
 from tests.support.sandboxes import BWRAP, needs_bubblewrap
 
@@ -148,7 +148,7 @@ exec "$@"
 LOOK = """
 import subprocess
 import sys
-from nexofork.engine.sandbox.system import kernel_files
+from nexofork.sandbox.mounts import kernel_files
 for folder in sys.argv[1:]:
     print(ascii(kernel_files(folder)))
 """

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nexofork.engine.sandbox.view import Mount, NotShown, View
+from nexofork.sandbox.mounts import Mount, NotShown, View
 from tests.support.sandboxes import boxed, needs_bubblewrap
 
 if TYPE_CHECKING:

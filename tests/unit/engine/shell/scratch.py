@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from nexofork.engine.shell import READ_ONLY_ENVIRONMENT
+from nexofork.policy.shell import READ_ONLY_ENVIRONMENT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.shell import Unreadable, classify, readable
-from nexofork.engine.shell.programs import PROGRAMS
-from nexofork.engine.shell.sed import script_problem
+from nexofork.policy.shell import Unreadable, classify, readable
+from nexofork.policy.shell.find_sed import script_problem
+from nexofork.policy.shell.programs import PROGRAMS
 from tests.support.jail import Violation, run_jailed
 from tests.support.sandboxes import needs_bubblewrap
 from tests.support.shell_commands import ShellCommands, kinds_of_nodes, nodes_of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nexofork.engine.shell import classify, readable
+from nexofork.policy.shell import classify, readable
 from tests.unit.engine.shell.scratch import listing, make, run
 from tests.unit.engine.shell.table import HARMFUL, HARMLESS
 
@@ -190,7 +190,7 @@ def test_there_is_always_a_verdict(command: str) -> None:
 @pytest.mark.parametrize("text", ['("!<\u1098\U000a5e40"{\U000f2dd2\u58d6\U0003c2ba)\U0001a43e', "echo {\U000f2dd2"])
 def test_characters_beyond_the_grammars_table_do_no_harm(text: str) -> None:
     """Looked up past the end of a table they ended the process; a process of its own tells what happens to it."""
-    code = "import sys; from nexofork.engine.shell import classify; [classify(sys.argv[1] * n) for n in range(1, 40)]"
+    code = "import sys; from nexofork.policy.shell import classify; [classify(sys.argv[1] * n) for n in range(1, 40)]"
     assert subprocess.run([sys.executable, "-c", code, text], timeout=30, check=False).returncode == 0
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import Permissions
-from nexofork.engine.filters.kinds import deny_bash
-from nexofork.engine.permissions.judge import Judge
-from nexofork.engine.shell import classify
+from nexofork.policy.filters import deny_bash
+from nexofork.policy.gate import Judge
+from nexofork.policy.shell import classify
 from tests.support.jail import run_jailed
 from tests.support.sandboxes import needs_bubblewrap
 from tests.unit.engine.shell.scratch import listing, make, run

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexofork.engine.workspace.bundles import BadBundle, Bundle, decode_bundle, encode_bundle
+from nexofork.workspace.bundle import BadBundle, Bundle, decode_bundle, encode_bundle
 from tests.support.repositories import Repo
 from tests.unit.engine.workspace.travel import sent
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nexofork import GitWorkspace
-from nexofork.engine.workspace import capture as capture_module
-from nexofork.engine.workspace.capture import capture_git
 from nexofork.errors import ForkRefused
+from nexofork.workspace import capture as capture_module
+from nexofork.workspace.capture import capture_git
 from tests.support.repositories import Repo, fingerprint, tree_of
 from tests.unit.engine.workspace.travel import checked_out, sent
 

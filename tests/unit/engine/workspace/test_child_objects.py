@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.workspace.bundles import decode_bundle
-from nexofork.engine.workspace.returning import work_of
+from nexofork.workspace.bundle import decode_bundle
+from nexofork.workspace.fetch import work_of
 from tests.support.repositories import Repo
 from tests.unit.engine.workspace.travel import check_out, sent
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.workspace.child_refs import read_refs
-from nexofork.engine.workspace.worktree import Worktree
 from nexofork.wire.messages import Checkpoint, decode_report, encode
+from nexofork.workspace.untrusted_repo import read_refs
+from nexofork.workspace.worktree import Worktree
 from tests.support.repositories import Repo, fingerprint
 from tests.unit.engine.workspace.travel import check_out, sent
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.workspace.returning import work_of
+from nexofork.workspace.fetch import work_of
 from tests.support.repositories import Repo
 from tests.unit.engine.workspace.travel import check_out, sent
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nexofork.engine.workspace.worktree import Worktree
     from nexofork.wire.workspace import GitSpec
+    from nexofork.workspace.worktree import Worktree
 
 
 async def begun(tmp_path: Path) -> tuple[Worktree, GitSpec]:

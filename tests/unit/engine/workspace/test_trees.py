@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nexofork.engine.workspace.trees import build_trees
+from nexofork.workspace.capture import build_trees
 from tests.support.repositories import Repo
 
 NAMES = st.text("ab.-0", min_size=1, max_size=3).filter(lambda name: name.strip(".") != "")

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexofork.engine.workspace.bundles import decode_bundle, encode_bundle
-from nexofork.engine.workspace.fetching import MissingBase, fetch_bundle
-from nexofork.engine.workspace.git import GitFailed
-from nexofork.engine.workspace.returning import work_of
-from nexofork.engine.workspace.worktree import Worktree
 from nexofork.errors import ForkRefused
+from nexofork.workspace.bundle import decode_bundle, encode_bundle
+from nexofork.workspace.fetch import MissingBase, fetch_bundle, work_of
+from nexofork.workspace.git import GitFailed
+from nexofork.workspace.worktree import Worktree
 from tests.support.repositories import Repo, fingerprint, tree_of
 from tests.unit.engine.workspace.travel import check_out, checked_out, sent
 

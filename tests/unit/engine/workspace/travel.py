@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nexofork import GitWorkspace
-from nexofork.engine.workspace.bundles import decode_bundle
-from nexofork.engine.workspace.capture import capture_git
-from nexofork.engine.workspace.repository import git_in, make_repository, take_pack
-from nexofork.engine.workspace.worktree import Worktree
 from nexofork.wire.messages import BlobRef
 from nexofork.wire.workspace import GitSpec
+from nexofork.workspace.bundle import decode_bundle
+from nexofork.workspace.capture import capture_git
+from nexofork.workspace.git import git_in, make_repository, take_pack
+from nexofork.workspace.worktree import Worktree
 
 if TYPE_CHECKING:
     from pathlib import Path

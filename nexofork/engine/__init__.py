@@ -1,1 +1,0 @@
-"""One fork, start to report. Knows nothing of NATS; provider, tools and filters are arguments."""

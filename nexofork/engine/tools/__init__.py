@@ -1,1 +1,0 @@
-"""The tools a daemon has built in."""

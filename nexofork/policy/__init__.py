@@ -1,0 +1,1 @@
+"""What a child may do: filters, permissions, and a reader of shell commands."""
