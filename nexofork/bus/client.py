@@ -102,13 +102,22 @@ class SturdyClient(Client):
 
 
 class _TcpTransport(TcpTransport):
-    """Closes what a failed try left, and does not half close TLS: nats-py leaves asyncio to warn of both."""
+    """Closes what a failed try left, does not half close TLS, and can be waited for by several tasks."""
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:
                 writer.close()
         await super().connect(uri, buffer_size, connect_timeout)
+
+    async def wait_closed(self) -> None:
+        try:
+            await super().wait_closed()  # type: ignore[no-untyped-call]
+        except asyncio.CancelledError:
+            # All who wait share one future, and nats-py cancels a task of its own that waits for it.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float

@@ -94,8 +94,7 @@ async def chaos(
         judged_by_time: Whether what comes late is a violation; a busy machine can only be judged by the rest.
         only: The kinds of faults; all where it is empty.
     """
-    world = await World.make(folder, servers=servers, daemons=_DAEMONS)
-    try:
+    async with World.open(folder, servers=servers, daemons=_DAEMONS) as world:
         work = Work(world=world, random=random.Random(seed + 1))
         await work.open()
         before = subscriptions(world)
@@ -142,8 +141,6 @@ async def chaos(
         }
         figures["seconds"]["judged"] = round(time.time() - settled)
         return Outcome(violations=violations, figures=figures)
-    finally:
-        await world.close()
 
 
 async def _herds(world: World, work: Work) -> None:
@@ -163,8 +160,7 @@ async def _herds(world: World, work: Work) -> None:
 
 async def soak(folder: Path, *, forks: int) -> Outcome:
     """Put many short forks through two daemons without faults, and see that what the daemons use stays flat."""
-    world = await World.make(folder, servers=1, daemons=2)
-    try:
+    async with World.open(folder, servers=1, daemons=2) as world:
         work = Work(world=world, random=random.Random(forks), outstanding=24, kinds={"plain": 1.0})
         await work.open()
         uses, began, step = list[dict[str, int]](), time.time(), min(_SOAK_STEP, forks // 2)
@@ -180,8 +176,6 @@ async def soak(folder: Path, *, forks: int) -> Outcome:
             if uses[-1][name] > uses[0][name] + most_more:
                 violations.append(f"{name} was {uses[0][name]} after {step} forks and is {uses[-1][name]} at the end")
         return Outcome(violations=violations, figures={"runs": len(work.asked), "seconds": round(time.time() - began)})
-    finally:
-        await world.close()
 
 
 async def _use(world: World) -> dict[str, int]:

@@ -146,7 +146,7 @@ class Sampler:
         hears = daemon.hears_since()
         if owner == name or hears is None:
             return
-        late_s = now - max(since, hears)
+        late_s = now - max(since, hears, *(ended for _, ended in self.stalls[-1:]))
         if late_s > self.late.get((name, run_id, what), (0.0, ""))[0]:
             self.late[name, run_id, what] = (late_s, owner)
 
@@ -252,12 +252,10 @@ class Judge:
     def _was_sent_asleep(self, history: History, call: Call) -> bool:
         """Whether a daemon was stopped between the announcement of a call and the call: no program can prevent it."""
         announced = [at for message, at in history.of("call_started") + history.of("claimed") if at < call.received_at]
+        stops = [(one.began, one.ended) for one in self.happened if one.target == call.daemon and one.kind == "stop"]
         return any(
-            one.target == call.daemon
-            and one.kind == "stop"
-            and one.ended <= call.received_at + 1
-            and any(one.began - _SEEN_S <= at <= one.began + _SEEN_S for at in announced)
-            for one in self.happened
+            ended <= call.received_at + 1 and any(began - _SEEN_S <= at <= began + _SEEN_S for at in announced)
+            for began, ended in (*stops, *self.stalls)
         )
 
     def _lost(self, history: History) -> list[str]:

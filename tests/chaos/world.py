@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ from tests.chaos.gate import Gate
 from tests.chaos.wires import Wires
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from nats.aio.client import Client
 
 __all__ = ["LEASE_S", "PRODUCT", "Daemon", "NatsServer", "Provider", "World", "free_port"]
@@ -89,6 +91,13 @@ class Program:
         """Send a signal."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Kill it, if it runs."""
+        if self.process is not None and self.alive:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGKILL)
+            self.process.wait()
 
     def said(self, kind: str = "out") -> str:
         """All that it printed, over all starts."""
@@ -212,61 +221,66 @@ class World:
     effects: Path
     clock_library: Path | None = None
     """What changes a daemon's clock; None where there is no C compiler."""
-    disks: list[Path] = field(default_factory=list)
 
     @classmethod
-    async def make(cls, folder: Path, *, servers: int, daemons: int) -> World:
-        """Start everything and return when work can be given."""
-        nodes = [NatsServer(name=f"n{number}", arguments=[], folder=folder / "nats") for number in range(servers)]
-        routes = [free_port() for _ in nodes]
-        for node, port in zip(nodes, routes, strict=True):
-            node.write_config(cluster_port=port, routes=routes)
-            node.start()
-        await _until(lambda: all(node.healthy() for node in nodes), "NATS")
-        port = free_port()
-        provider = Provider(
-            name="provider",
-            arguments=[str(PRODUCT / "nexofork"), "simulate", "--port", str(port), "--json"],
-            folder=folder / "logs",
-        )
-        provider.start()
-        await _until(lambda: '"ready"' in provider.said_last(), "the provider")
-        gate = await Gate(f"http://127.0.0.1:{port}").__aenter__()
-        effects = folder / "effects"
-        effects.mkdir()
-        client = await nats.connect(
-            [f"nats://127.0.0.1:{node.port}" for node in nodes],
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.1,
-            ping_interval=5,
-            pending_size=64 << 20,
-        )
-        world = cls(
-            folder=folder, servers=nodes, provider=provider, gate=gate, daemons=[], client=client, effects=effects
-        )
-        world.clock_library = _compiled(folder / "clock.so")
-        for number in range(daemons):
-            world.daemons.append(await world._daemon(f"d{number}"))
-        # The first one makes the pool with the lease of this test.
-        for daemon in world.daemons:
-            daemon.start()
-            await world.until_ready(daemon)
-        return world
+    @asynccontextmanager
+    async def open(cls, folder: Path, *, servers: int, daemons: int) -> AsyncIterator[World]:
+        """Start everything, and give it when work can be given; every process ends with the block."""
+        async with AsyncExitStack() as at_end:
+            at_end.callback(shutil.rmtree, folder / "nats", ignore_errors=True)
+            nodes = [NatsServer(name=f"n{number}", arguments=[], folder=folder / "nats") for number in range(servers)]
+            routes = [free_port() for _ in nodes]
+            for node, port in zip(nodes, routes, strict=True):
+                node.write_config(cluster_port=port, routes=routes)
+                node.start()
+                at_end.callback(node.end)
+            await _until(lambda: all(node.healthy() for node in nodes), "NATS")
+            port = free_port()
+            provider = Provider(
+                name="provider",
+                arguments=[str(PRODUCT / "nexofork"), "simulate", "--port", str(port), "--json"],
+                folder=folder / "logs",
+            )
+            provider.start()
+            at_end.callback(provider.end)
+            await _until(lambda: '"ready"' in provider.said_last(), "the provider")
+            gate = await at_end.enter_async_context(Gate(f"http://127.0.0.1:{port}"))
+            (effects := folder / "effects").mkdir()
+            client = await nats.connect(
+                [f"nats://127.0.0.1:{node.port}" for node in nodes],
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,
+                ping_interval=5,
+                pending_size=64 << 20,
+            )
+            at_end.push_async_callback(client.close)
+            world = cls(
+                folder=folder, servers=nodes, provider=provider, gate=gate, daemons=[], client=client, effects=effects
+            )
+            world.clock_library = _compiled(folder / "clock.so")
+            for number in range(daemons):
+                world.daemons.append(await world._daemon(f"d{number}", at_end))
+            # The first one makes the pool with the lease of this test.
+            for daemon in world.daemons:
+                daemon.start()
+                await world.until_ready(daemon)
+            yield world
 
     @property
     def urls(self) -> str:
         """The servers without wires, for parents."""
         return ",".join(f"nats://127.0.0.1:{node.port}" for node in self.servers)
 
-    async def _daemon(self, name: str) -> Daemon:
+    async def _daemon(self, name: str, at_end: AsyncExitStack) -> Daemon:
         wires = Wires([node.port for node in self.servers])
         await wires.open()
+        at_end.push_async_callback(wires.close)
         state, temporary = self.folder / "state" / name, self.folder / "tmp" / name
         for made in (state, temporary):
             made.mkdir(parents=True)
         if os.geteuid() == 0:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192m,mode=0700", "chaos", str(state)], check=True)
-            self.disks.append(state)
+            at_end.callback(subprocess.run, ["umount", "-l", str(state)], check=False)
         clock = self.folder / f"{name}.clock"
         clock.write_bytes(bytes(8))
         arguments = ["daemon", "--name", name, "--nats", wires.urls, "--lease-s", f"{LEASE_S:g}", "--slots", "32"]
@@ -275,7 +289,7 @@ class World:
         environment = {"ANTHROPIC_API_KEY": KEY, "TMPDIR": str(temporary), "NEXOFORKD_CONFIG": os.devnull}
         if self.clock_library is not None:
             environment |= {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(clock)}
-        return Daemon(
+        daemon = Daemon(
             name=name,
             arguments=[str(PRODUCT / "nexofork"), *arguments],
             folder=self.folder / "logs",
@@ -285,6 +299,8 @@ class World:
             temporary=temporary,
             clock=clock,
         )
+        at_end.callback(daemon.end)
+        return daemon
 
     @property
     def can_jump(self) -> bool:
@@ -302,25 +318,6 @@ class World:
             await asyncio.sleep(1.0)  # as a service manager does
             daemon.start()
         daemon.fault, daemon.well_since = "", time.time()
-
-    async def close(self) -> None:
-        """End every process that was started here."""
-        for daemon in self.daemons:
-            daemon.signal(signal.SIGCONT)
-            daemon.signal(signal.SIGKILL)
-            await daemon.wires.close()
-        with suppress(Exception):
-            await self.client.close()
-        await self.gate.__aexit__(None, None, None)
-        for program in (self.provider, *self.servers):
-            program.signal(signal.SIGCONT)
-            program.signal(signal.SIGKILL)
-            program.process.wait()  # type: ignore[union-attr]
-        for daemon in self.daemons:
-            daemon.process.wait()  # type: ignore[union-attr]
-        for disk in self.disks:
-            subprocess.run(["umount", "-l", str(disk)], check=False)
-        shutil.rmtree(self.folder / "nats", ignore_errors=True)
 
 
 def _compiled(library: Path) -> Path | None:

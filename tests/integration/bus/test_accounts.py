@@ -331,15 +331,16 @@ async def test_a_key_that_opens_many_connections_keeps_no_parent_out(tmp_path: P
         async with role(server, "parent") as parent, AsyncExitStack() as flood:
             await RunLog(parent, run_id).request(a_request())
             settings = BusSettings(urls=(server.url,), nkey_seed=server.seeds["daemon"], connect_timeout_s=2)
-            refused = ""
+            refused = []
             for _ in range(12):
                 try:
                     await flood.enter_async_context(open_bus(settings))
                 except BusError as exc:
-                    refused = str(exc)
+                    refused.append(str(exc))
 
             async with role(server, "parent") as another:
                 outcome = await RunLog(another, run_id).abort(AbortEvent())
 
     assert outcome.how == "logged"
-    assert "maximum account active connections exceeded" in refused
+    # The server closes after its last words, which a client that still writes may not get to read.
+    assert any("maximum account active connections exceeded" in said for said in refused)

@@ -23,7 +23,7 @@ async def three_clients(cluster: Cluster) -> AsyncIterator[list[Bus]]:
     """One connection to each server; the streams are there."""
     async with AsyncExitStack() as stack:
         buses = [
-            await stack.enter_async_context(open_bus(BusSettings(urls=(url,), request_timeout_s=2.0)))
+            await stack.enter_async_context(open_bus(BusSettings(urls=(url,), request_timeout_s=10.0)))
             for url in cluster.urls
         ]
         await provision(buses[0], max_bytes=SMALL)

@@ -254,3 +254,17 @@ async def test_an_inbox_that_is_not_permitted_is_said(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(NotPermitted, match=r"subscription to '_INBOX\.local"):
                     await own.request("service", b"", timeout_s=20)
+
+
+async def test_a_cancelled_wait_for_the_end_of_a_connection_does_not_end_whoever_closes_it(
+    nats_server: EmbeddedServer,
+) -> None:
+    """The client library waits for it in a task of its own, which it cancels when it reconnects."""
+    async with connected(nats_server.url) as bus, asyncio.TaskGroup() as tasks:
+        transport = bus._client._transport
+        assert transport is not None
+        waiting = tasks.create_task(transport.wait_closed())
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    assert not bus.connected
