@@ -263,7 +263,7 @@ async def test_a_cancelled_wait_for_the_end_of_a_connection_does_not_end_whoever
     async with connected(nats_server.url) as bus, asyncio.TaskGroup() as tasks:
         transport = bus._client._transport
         assert transport is not None
-        waiting = tasks.create_task(transport.wait_closed())
+        waiting = tasks.create_task(transport.wait_closed())  # type: ignore[no-untyped-call]
         await asyncio.sleep(0)
         waiting.cancel()
 
