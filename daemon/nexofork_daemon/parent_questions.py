@@ -196,7 +196,7 @@ class LogAsker:
         left_s, stored = ask.deadline_s, None
         if (asked_at := self._asked_at.get(ask.ask_id)) is not None:
             left_s -= max(0.0, self._host.clock.now() - asked_at)
-            # Nobody has told the model anything yet, so an answer counts however late it came.
+            # The model has not been told anything yet, so a late answer counts too.
             stored = await self._questions.found(ask.ask_id)
         if stored is None and left_s > 0:
             await self._journal.write(await self._asked(ask, left_s))

@@ -1,4 +1,9 @@
-"""Give each run what it works with: tools, a workspace, and an end that keeps what was made."""
+"""Give each run what it works with: tools, a workspace, and an end that keeps what was made.
+
+Tools are built in, the parent's own, from plug-ins or from MCP servers; the parent is asked for the rest. A tool that
+the parent lists as its own is hidden only by a built-in one of the same name. A memory folder is used where it is: here
+if the operator shares it, else at the parent.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +83,7 @@ class RunEnvironment(Bench):
     audit: Audit | None = None
     """Looks at what the run changed, where its filter limits that."""
     notes: tuple[str, ...] = ()
-    """Text for this child alone, behind its directive."""
+    """Text for this child alone, after its directive."""
     workspace: NoWorkspace = field(default_factory=NoWorkspace)
 
     async def worked(self, turn: int) -> None:
@@ -126,7 +131,7 @@ class Environments:
         """Give a run its tools; all that was set up is taken down at the end.
 
         Raises:
-            ForkRefused: What the run asks for is not to be had on this host.
+            ForkRefused: This host does not have what the run asks for.
             BusError: Something it needs could not be fetched.
         """
         async with AsyncExitStack() as at_end:
@@ -178,7 +183,7 @@ async def open_tool_sources(settings: DaemonSettings, servers: Sequence[ServerSp
 
 
 class ToolSources:
-    """What one daemon has beside its built-in tools."""
+    """The tools of one daemon that are not built in: plug-ins and MCP servers."""
 
     def __init__(
         self,
@@ -197,7 +202,7 @@ class ToolSources:
         """Return a run's tools and filter.
 
         Raises:
-            ForkRefused: A filter is not known here, or its memory folder is not to be had.
+            ForkRefused: A filter is not known here, or its memory folder is not available.
         """
         request = needs.request
         elsewhere = self._elsewhere(needs)

@@ -167,7 +167,7 @@ class RunSetup:
             return False  # the notice that every daemon can go on with
 
     def _resolver(self, questions: ParentQuestions) -> Resolve:
-        """Fetch what travels beside the log; what is gone is asked for."""
+        """Fetch content that is stored outside the log; the parent is asked for what is gone."""
 
         async def resolve(payload: Payload) -> bytes:
             try:
@@ -299,8 +299,8 @@ def first_call(request: Requested, host: Host) -> FirstCall | None:
 
 def _planned(request: Requested, host: Host) -> FirstCall | None:
     snapshot = host.snapshots.held(request)
-    beside = request.answers or request.workspace or memory_folders(request.filters) or unknown_needs(request)
-    if snapshot is None or request.budget or request.group_budget or beside:
+    extras = request.answers or request.workspace or memory_folders(request.filters) or unknown_needs(request)
+    if snapshot is None or request.budget or request.group_budget or extras:
         return None
     params = fork_params(
         request,

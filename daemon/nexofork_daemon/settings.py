@@ -1,4 +1,7 @@
-"""What an operator sets."""
+"""What an operator sets: when the daemon starts, and again on SIGHUP while it runs.
+
+A reload takes what can change at once and names what needs a restart. Wrong settings change nothing.
+"""
 
 from __future__ import annotations
 

@@ -88,13 +88,13 @@ class Conversation:
         )
         self._messages: list[dict[str, Any]] = []
         tools = BuiltinTools(Place(cwd=root))
-        desk = LocalAsker(emit=lambda _: None, callback=terminal.ask)
+        asker = LocalAsker(emit=lambda _: None, callback=terminal.ask)
         self._tools = ToolRunner(
             tools,
             tool_filter=AllowAllFilter(),
             replacements=ContentReplacementState(),
             watch=self,
-            gate=Gate(permissions, tools=tools, asker=desk, cwd=root),
+            gate=Gate(permissions, tools=tools, asker=asker, cwd=root),
         )
         self.bill = Bill(model)
 

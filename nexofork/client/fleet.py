@@ -1,4 +1,7 @@
-"""Fork onto other hosts: requests go out over NATS, daemons run the children, results come back for whoever asks."""
+"""Fork onto other hosts: requests go out over NATS, daemons run the children, and results can be read by any process.
+
+A finished child's git work is fetched from NATS into a repository on this host.
+"""
 
 from __future__ import annotations
 

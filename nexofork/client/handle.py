@@ -1,7 +1,10 @@
-"""Hold on to a running fork, wherever it runs.
+"""Hold on to running forks, wherever they run: one by its handle, several in the order of their results, or a group.
 
-A handle is the parent's claim on a child. Dropping it unused means nobody wants the result, so the child is aborted
-rather than left running up a bill; saying otherwise is explicit: `detach`.
+A handle is the parent's claim on a child. Dropping it unused means that the result is not wanted, so the child is
+aborted and causes no further cost; `detach` says otherwise.
+
+Leaving a loop over results early changes nothing for the handles whose results did not come: no task was started for
+them. A wait in the foreground can be given up without giving up the forks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fork in this process: children are tasks beside the parent's own, on the parent's event loop."""
+"""Fork in this process: children are tasks on the parent's event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nexofork.run.result import ForkResult
     from nexofork.workspace.fetch import Fetched
 
-__all__ = ["DefaultForkSubagent"]
+__all__ = ["DefaultForkSubagent", "LocalAsker"]
 
 
 class DefaultForkSubagent:

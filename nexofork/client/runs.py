@@ -1,7 +1,8 @@
-"""List the runs of a pool from the newest message of each, without reading their logs.
+"""List the runs of a pool from the newest message of each, and follow one run as a row.
 
 A log of three days has thousands of runs; only those that are at work, and that are asked for, are read whole.
-Everything is read directly, so that an observer may do it too.
+Everything is read directly, so that an observer may do it too. Reading a log from its start and following it as it
+grows give the same row, because both use `advanced`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Settings: flag before environment before file before default, and every problem in one message.
 
-Nothing here reads the process's own environment; whoever calls says what it is. Invariant: no message shows a value
-that may be a secret.
+Nothing here reads the process's own environment; the caller passes it. Variables that look like ours and that nothing
+reads are most likely mistyped, and are reported. Every command reads settings, so reading looks at paths alone; whether
+a daemon could start with what is in those files is a separate check. Invariant: no message shows a value that may be a
+secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""The filters that need nothing but a call's name and arguments.
+"""Say no to a tool call before it runs. The schema that the model sees never changes.
 
 Filters see the canonical names and flat arguments: Bash ``command``; FileRead, FileWrite and FileEdit ``file_path``;
-Glob and Grep ``pattern`` and ``path``. Where a parent's schema names them differently, they are mapped before.
+Glob and Grep ``pattern`` and ``path``. Where a parent's schema names them differently, they are mapped before. A filter
+travels by its name and arguments; one without a name here is refused.
+
+The memory filter lets a child keep notes in one folder, read everything, and change nothing else. It asks the file
+system whether a file lies in the folder at the time of the call. It must run where the folder is: on another host the
+same name is another file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""Stand between a fork's filter and its tools, and let through what is permitted.
+"""Judge each tool call by a fork's permissions, and let through what is permitted.
 
-The question is asked before the call is announced: a call that nobody answered for was never begun, so a daemon that
-takes the run over asks again instead of calling it interrupted.
+The question is asked before the call is announced: a call without an answer was never begun, so a daemon that takes the
+run over asks again instead of calling it interrupted.
+
+A Bash command is allowed only if all of its simple commands are: each only reads, or a rule covers it. What the parser
+cannot read is covered by no pattern, and neither is a command that runs something that cannot be seen. What is let
+through because it only reads has to run in the environment that this verdict depends on. The work on one call is
+bounded. A call that needs more is denied where a deny rule may mean it, and no rule allows it.
 """
 
 from __future__ import annotations

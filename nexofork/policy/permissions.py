@@ -1,4 +1,7 @@
-"""What a fork may do without being asked about, and what becomes of the rest."""
+"""What a fork may do without a question, the questions about everything else, and their answers.
+
+The first answer counts, from the parent's callback or from any holder of the handle. Without one the deadline decides.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
 """Make a fork's model calls: wait for the prefix, set the money aside, announce the call, send it, book it.
 
 Every attempt is announced in the journal before it is sent and booked in the ledger when it is over, however it ends;
-one that was cancelled before any of it was sent is not booked.
-The first call takes its place behind a sibling that writes the same prefix, where that is worth the wait.
+one that was cancelled before any of it was sent is not booked. The first call waits for a sibling that writes the same
+prefix, where that is worth the wait.
+
+The most that a call can cost is known before it is sent. The answer is as long as the request allows. The prompt's
+tokens are known from the last bill, for what that covered: the parent's, later the fork's own. What was added since
+counts by its bytes, two to a token, which is the densest text we plan for; an image counts by its bytes too, once,
+until a bill says better. What is known to be cached is read; the rest is written, at the price of the TTL in force.
 """
 
 from __future__ import annotations

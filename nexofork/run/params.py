@@ -1,4 +1,9 @@
-"""What a caller says to start a fork, and what is refused before anything is sent."""
+"""What a caller says to start a fork, what is refused before anything is sent, and the same read from the wire.
+
+A daemon reads a request to run it; a reader of the log, to explain it or to wake it. What the parent has seen of files
+travels with it: a child may edit a file without reading it again, if the file is the same where the child runs. That is
+a hint which is always checked against the file, so it does no harm where it is wrong.
+"""
 
 from __future__ import annotations
 

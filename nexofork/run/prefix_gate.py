@@ -1,11 +1,12 @@
 """One write per prefix: siblings that would all write the same entry wait for the one that does.
 
-An entry can be read only once the response that writes it begins. N children that start together on a prefix nobody has
-written pay for it N times. So, where that is worth a wait, the first to ask leads and the others start at its first
-byte; if it fails or is slow, the next one leads; and nobody waits longer than a deadline.
+An entry can be read only once the response that writes it begins. N children that start together on a prefix that is
+not written yet pay for it N times. So, where that is worth a wait, the first to ask leads and the others start at its
+first byte; if it fails or is slow, the next one leads; and no child waits longer than a deadline. How a fan-out starts
+is decided by what can be known before its first call.
 
-Within a process the children wait for each other here. Where the process is one of a fleet, whoever leads here asks the
-fleet's board first, so that one child of the whole fleet leads.
+Within a process the children wait for each other here. In a fleet, the leader of a process asks the fleet's board
+first, so that one child of the whole fleet leads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a fork ended, and what it cost."""
+"""How a fork ended and what it cost, and the notice that tells a parent's model so in its conversation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""What a run writes down as it goes, and how it goes on from what another daemon wrote.
+"""A run's turns: what it writes down as it goes, and how another process goes on from that.
 
 A recorded turn was paid for and is never asked for again. A tool that was announced and has no recorded answer was
 interrupted: it is run again only if it changes nothing; otherwise the model is told, and must look before it repeats
 it.
+
+One rule says what follows a reply: for the daemon that has just received it, for one that takes the run over, and for a
+process that wakes the run days later. That is why all of them send the same bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""The folders of a daemon's host that runs work in: their own, which go away, and those that its operator shares.
+"""The folders of a daemon's host that runs work in, and how much a run has written there.
 
-Each daemon has a folder in the state directory and holds a lock on it while it lives. Whoever starts next removes what
-daemons left that no longer do.
+Each daemon has a folder in the state directory and holds a lock on it while it lives. The next daemon to start removes
+what dead daemons left. Other folders are those that the operator shares.
+
+Only a file system can limit a folder, and an unprivileged daemon cannot make one. So the free space of the disk is
+looked at, which is one call, and the run's files are counted when so much of it has gone that the run may have used up
+half of what it has left. Another process may free as much at the same time, so they are counted now and then as well,
+for a twentieth of the time at most. What commands deleted and still hold is counted too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Choose what commands run in, and make sure that it holds before any does."""
+"""Choose what commands run in, and make sure that it holds before any does.
+
+That the program is installed says little: a container, a hardened unit or a kernel setting may keep it from working, or
+from keeping things apart. So a command is run in the sandbox, and what it can see is checked.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Every name that leaves the process in a span or a metric. The GenAI conventions still move: they are followed here.
+"""Every name that leaves the process in a span or a metric, and what a value may be.
 
-A metric's name and unit are chosen so that Prometheus shows the same name whichever way it comes there: scraped from a
-daemon, or through a collector (``nexofork.queue.wait`` in ``s`` is ``nexofork_queue_wait_seconds``).
+The GenAI conventions still change; they are followed here. A metric's name and unit are chosen so that Prometheus shows
+the same name whichever way it comes there: scraped from a daemon, or through a collector (``nexofork.queue.wait`` in
+``s`` is ``nexofork_queue_wait_seconds``). Values from outside are cut to what can be exported: one value that cannot be
+encoded loses a whole batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Set up the SDK for a process of ours: a daemon, or a command.
 
-Where nothing is configured nothing is exported; a command does not even import this. Whoever has set up an SDK of
-their own before keeps it. The end waits a little for what is not exported yet, and not for a collector that does not
-answer.
+Where nothing is configured nothing is exported; a command does not even import this. An SDK that the program has set up
+before is kept. The end waits a little for what is not exported yet, and not for a collector that does not answer.
+
+Text that may quote prompts, arguments or results is kept out of every exported span. Our own spans hold none unless
+that is switched on, but libraries write errors out: an MCP client puts the server's words into its span.
 """
 
 from __future__ import annotations

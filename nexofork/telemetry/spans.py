@@ -1,7 +1,8 @@
-"""Spans and their events.
+"""Spans and their events, and the trace context that travels in the headers of NATS messages (W3C Trace Context).
 
 A span tells what kind of error there was and never its words: they may quote a prompt or a tool's arguments, which are
-exported only where that is switched on.
+exported only where that is switched on. Headers come from outside: what is no trace context is ignored. Baggage does
+not travel, because it may hold anything.
 """
 
 from __future__ import annotations

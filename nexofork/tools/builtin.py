@@ -1,4 +1,8 @@
-"""The dispatcher of the built-in tools."""
+"""The built-in tools: their dispatcher, and ``FileRead``, ``FileWrite`` and ``FileEdit``.
+
+A file may be changed only as the fork has seen it. What it has seen is a SHA-256 per canonical path, begun with what
+its parent had seen: a file that is the same here counts as read.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Run the tools a model asks for, whatever runs them.
+"""Run the tools a model asks for: on this host, in a plug-in, by an MCP server, or at the parent.
 
-A tool that fails, is denied or does not exist is an answer the model can act on, never an end of the fork.
+A tool that fails, is denied or does not exist is an answer the model can act on, never an end of the fork. The first
+route that takes a call runs it. The schema the model sees is the parent's and never changes, so a call may be for a
+tool that no route has: the answer then names those there are.
 """
 
 from __future__ import annotations

@@ -1,12 +1,19 @@
 """What a command may use, and whether it does.
 
 Processes and memory are watched from outside. RLIMIT_NPROC counts all processes of a user, the daemon's and those of
-other forks among them, and does not bind root; limits on memory are per process. Where a control group limits memory,
-the kernel does that. Elsewhere a look at the host's totals costs two short reads, and the command's own processes are
-counted when the totals have moved by as much as would matter, and now and then.
+other forks among them, and does not bind root; limits on memory are per process. A look at the host's totals costs two
+short reads, and the command's own processes are counted when the totals have moved by as much as would matter, and now
+and then.
 
 Memory is more than what processes have mapped: a file in memory (``memfd_create``, shared memory) lasts as long as a
 descriptor or a mapping of it. So does a deleted file on a disk.
+
+A fork bomb makes thousands of processes between two looks, and then the host is too busy for the next look. Some memory
+cannot be seen from outside at all, such as a file in memory on its way between two processes. So where this process may
+make control groups, the kernel stops a program at its memory, and at a few times its processes until the look that ends
+it. A group also counts a program's processes in one read, and knows them wherever they have gone. Groups can be made as
+root, and in a group that was delegated to this process (``Delegate=`` of a systemd unit). A group that has groups
+inside cannot hold processes, so this process moves into one of its own there.
 """
 
 from __future__ import annotations

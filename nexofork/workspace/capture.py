@@ -3,6 +3,15 @@
 Everything is written to a repository of our own that borrows the parent's objects, with a copy of its index: the
 parent's ``.git`` stays as it is, byte for byte. What was not committed becomes one commit on top of HEAD, so that what
 the child does later is told apart from it.
+
+An index may leave out whole folders (a sparse index), and tell git not to look at files (``--assume-unchanged``,
+``--skip-worktree``). Taken as it is, the first would count as removed and the others as they were once committed, so
+the copy is made to say all that the parent's files are. Only the repository's own settings say how files are read, so
+the result does not depend on who captures it. What the user ignores everywhere is left out too: it must not leave the
+host.
+
+Tree objects are built here and not by ``git write-tree``. Git marks objects that it finds as just used, by their time,
+which would touch the parent's repository; without that repository git would write every tree anew.
 """
 
 from __future__ import annotations

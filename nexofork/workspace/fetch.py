@@ -1,7 +1,8 @@
-"""Take a child's work into a repository: checked in a place of its own first, and never merged.
+"""Pack a child's work for the way back, and take it into a repository: checked first, and never merged.
 
-The pack is received into a folder beside the repository's objects and moved there only when all of it was found good.
-No hook runs, nothing but ``refs/forks/<run_id>`` changes, and doing it twice changes nothing.
+Commits come back as they are. What the child left uncommitted is not lost: one more commit, by nexofork, holds it. The
+pack is received into a folder next to the repository's objects and moved there only when all of it was found good. No
+hook runs, nothing but ``refs/forks/<run_id>`` changes, and doing it twice changes nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Run git as a program that nobody else has configured.
+"""Run git with no configuration but ours, and make repositories by hand.
 
 What a repository, a user or a host has set must not change what is captured, and must never run code: no hooks, no
-filters, no helpers, no prompts. Each command runs in a process group of its own, with a time limit, and dies with
-whoever waits for it.
+filters, no helpers, no prompts. Each command runs in a process group of its own, with a time limit, and is ended when
+its caller is cancelled.
+
+A few files are a repository, and no program has to run to write them. Objects of others are borrowed (alternates), so
+nothing is copied and nothing that is borrowed is written to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Make sure that a child's objects are its own before git reads them.
+"""Read a child's repository, in which the child may have written anything.
 
 Git follows links among objects, and reads whatever further folders ``info/alternates`` names: with either a child could
-make the daemon hand out objects of any repository of the host. A pipe would hold git up for as long as it may take.
+make the daemon hand out objects of any repository of the host. A pipe would hold git up for as long as it may take. So
+objects are checked to be the child's own, and pipes are removed, before git reads them. Settings in ``.git`` can name
+programs. So references are read as files, nothing is followed out of the folder, and git runs elsewhere, on a
+repository that only borrows the objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Judge ``find`` and ``test``, whose arguments are an expression of their own and not flags."""
+"""Judge ``find``, ``test`` and ``sed``, whose arguments are a language of their own and not flags.
+
+Scripts of ``sed`` are read by hand, as ``sed`` itself does: ``w``, ``e`` and ``s///e`` hide after addresses, in blocks
+and in the flags of a substitution. What is not in this short grammar is refused.
+"""
 
 from __future__ import annotations
 
